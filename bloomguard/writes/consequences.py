@@ -249,7 +249,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return False
     if effect.columns is None:
         return True
-    if isinstance(guard, unknown_guards.UnknownGuard) and effect.verb != "copy":
+    if isinstance(guard, unknown_guards.UnknownGuard) and (effect.verb != "copy" or not guard.has_model):
         return True  # also of a column that no model of this process has
     key_columns = columns(guard, table)
     if effect.verb == "copy":

@@ -76,6 +76,20 @@ def concerned(compiler: Any) -> Sequence[TrackedTable]:
             state_rows.before_change(compiler.using)
     if tables and compiler.using is None:  # made by `get_compiler(connection=...)`
         compiler.using = compiler.connection.alias
+    if tables and registry.plans.named:
+        tables = _followed(tables, compiler)
+    return tables
+
+
+def _followed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
+    """Return ``tables`` as the state rows are now, if one is of a guard that this process did not have.
+
+    It may have it by now: a rebuild by this version of the project would be undone by a fence.
+    """
+    for tracked in tables:
+        if tracked.is_unknown:
+            fencing.refresh(tracked.guard, compiler.using)
+            return tracked_tables(compiler.query.model)
     return tables
 
 

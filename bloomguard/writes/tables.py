@@ -78,7 +78,8 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
                 for table in guard._meta.tables:
                     tables[table] = (*tables.get(table, ()), guard)
         for table, unknown in unknown_guards.unknown_guards(plans):
-            tables[table] = (*tables.get(table, ()), unknown)
+            others = [guard for guard in tables.get(table, ()) if guard.name != unknown.name]
+            tables[table] = (*others, unknown)
         plans.tables = tables  # as a whole: with half of it, another thread would overlook the writes of a table
     return plans.tables
 

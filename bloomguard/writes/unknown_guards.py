@@ -4,7 +4,11 @@ It may have a guard of that name, but with another ``lookup`` or ``alive``, for 
 of a column that only the other version watches.
 
 It cannot make the keys of such a guard, so each of its statements that may write one fences the guard. The state row of
-the guard names the tables, and has a hash of what a key means.
+the guard names the tables, and has a hash of what a key means. That goes for all statements: a migration may write by a
+model that the process no longer has.
+
+A guard of the same name is not asked meanwhile: it could add nothing to a filter of other keys, and its columns may not
+be there yet, as between a deploy and its migrations.
 
 A process reads the state rows before it makes the plans of its first ORM write. After that it looks at each new copy of
 them, which it reads for its own guards.
@@ -21,6 +25,7 @@ from django.db.models import Model
 
 from ..guards import Guard, registry
 from ..guards.registry import Plans
+from ..models import GuardState
 from ..process import after_fork
 from ..state import table as states
 
@@ -38,6 +43,11 @@ class UnknownGuard(Guard):
 
     #: No fields: as for a guard with a configuration error, its fences are waited for by its name, once in a process.
     lookup = ()
+
+    @property
+    def has_model(self) -> bool:
+        """Whether this process has a model of the table."""
+        return self.model is not GuardState
 
 
 class _Forks:
@@ -101,7 +111,7 @@ def read_once() -> bool:
 
 
 def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
-    """Yield the table and a stand-in for each table of a guard that this process does not have, but has a model of."""
+    """Yield the table and a stand-in for each table of a guard that this process does not have."""
     plans.named = named = _named()
     if not named:
         return
@@ -110,22 +120,26 @@ def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
         if not model._meta.proxy:
             models.setdefault(model._meta.db_table, model)
     for name, table in sorted(named):
-        if table in models:
-            yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models[table])
+        yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models.get(table, GuardState))
 
 
 def _named() -> Named:
-    """Return the names and tables of the state rows, without those that this process has the same guard for."""
+    """Return the names and tables of the state rows, without those that this process has the same guard for.
+
+    If it has another guard of that name, also the tables of that one.
+    """
     if not is_complete:
         return frozenset()
-    plans, found = registry.plans, set()
+    plans, found = registry.plans, set[tuple[str, str]]()
     if plans.known is None:
-        plans.known = frozenset(
-            (guard.name, table, guard._meta.definition_hash) for guard in registry for table in guard._meta.tables
-        )
+        plans.known = {guard.name: (guard._meta.definition_hash, frozenset(guard._meta.tables)) for guard in registry}
     for name, row in states.table.copy.rows.items():
-        for table in row.tables.split("\n") if row.tables else ():
-            # A guard with a mistake has no definition; each write of its tables fences it anyway.
-            if plans.known.isdisjoint({(name, table, row.definition), (name, table, "")}):
-                found.add((name, table))
+        tables = set(row.tables.split("\n")) if row.tables else set()
+        definition, own = plans.known.get(name, (None, frozenset[str]()))
+        # A guard with a mistake has no definition; each write of its tables fences it anyway.
+        if definition in ("", row.definition):
+            tables -= own
+        elif tables:
+            tables |= own
+        found.update((name, table) for table in tables)
     return frozenset(found)

@@ -111,7 +111,9 @@ def _written_columns(compiler: Any) -> set[str]:
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
-    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in tables]
+    """Return the fields that guards in use need: of a guard that is not, a column may not be in the table yet."""
+    used = [tracked for tracked in tables if tracked in before or not fencing.has_nothing_to_add_to(tracked.guard)]
+    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in used]
     return list(dict.fromkeys(field for some in fields for field in some or ()))
 
 

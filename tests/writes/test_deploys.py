@@ -1,0 +1,122 @@
+"""Between a deploy and its migrations: the tables, the filters and the code are of different versions."""
+
+from __future__ import annotations
+
+import pytest
+from django.apps import apps
+from django.db.models import Q
+
+from bloomguard.guards import registry
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.state.row import ARMED, FENCED
+from bloomguard.verdicts import Verdict
+from bloomguard.writes import unknown_guards
+from tests.shop.models import Article, Bundle, Product
+from tests.support import database
+from tests.support.guarding import registered
+from tests.writes.test_unknown_guards import alone, execute, historical
+
+pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
+
+LEASE = state.LEASE_SECONDS
+
+#: Writes to a table whose model this version has no more.
+WRITES = {
+    "a migration": lambda: historical().objects.using(database.current).create(pk=77, name="new"),
+    "a migration, in bulk": lambda: historical().objects.using(database.current).bulk_create([Product(pk=77)]),
+    "raw SQL": lambda: execute("INSERT INTO shop_product (id, name) VALUES (77, 'new')"),
+    "a copy": lambda: execute(
+        "INSERT INTO shop_product (id, name) SELECT 77, name FROM shop_product WHERE id = %s", 1_001
+    ),
+}
+
+
+class Without:
+    """The apps, as if the products' models were gone."""
+
+    @staticmethod
+    def get_models(**options):
+        return [model for model in apps.get_models(**options) if not issubclass(model, Product)]
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_to_a_table_of_a_model_that_is_gone(each_database, fresh, clock, monkeypatch, write):
+    """A migration writes rows and then drops, renames or leaves the table: until then the old version serves it."""
+    Product.objects.create(pk=1_001, name="first")
+    guard = registry["product"]
+    Rebuild(guard, sleep=clock.sleep).run()
+    with alone():
+        monkeypatch.setattr(unknown_guards, "apps", Without)
+        state.table.forget()
+        write()
+    clock.sleep(LEASE)
+
+    assert GuardState.objects.get(name="product").status == FENCED
+    assert guard.verdict(77) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("filter", ["bloom", "cuckoo"])
+def test_a_column_that_is_not_there_yet_stops_no_write(each_database, fresh, clock, monkeypatch, filter):
+    """Of the columns that the statement itself names, all are there: without bloomguard it works."""
+    Article.objects.create(pk=1_001, slug="old")
+    with registered(Article, name="thing", lookup="pk", alive=Q(deleted=False), filter=filter) as former:
+        Rebuild(former, sleep=clock.sleep).run()
+    monkeypatch.setattr(Article._meta.get_field("slug"), "column", "new_slug")
+    with registered(Article, name="thing", lookup="slug", alive=Q(deleted=False), filter=filter):
+        state.table.forget()
+        for deleted in (True, False):
+            assert Article.objects.filter(pk=1_001).update(deleted=deleted) == 1
+
+    assert GuardState.objects.get(name="thing").status == FENCED
+
+
+def test_a_guard_that_has_no_filter_yet_needs_no_column(each_database, fresh, clock, monkeypatch):
+    """The table has two guards. The one that the new version brings is built after the migration."""
+    Article.objects.create(pk=1_001, slug="old")
+    with registered(Article, name="thing", lookup="pk", alive=Q(deleted=False)) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(Article._meta.get_field("slug"), "column", "new_slug")
+        with registered(Article, name="other", lookup="slug", alive=Q(deleted=False)):
+            for deleted in (True, False):
+                assert Article.objects.filter(pk=1_001).update(deleted=deleted) == 1
+
+        assert GuardState.objects.get(name="thing").status == ARMED
+        assert guard.verdict(1_001) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda: Article.objects.create(pk=1_004, slug="four"),
+        lambda: Article.objects.bulk_create([Article(pk=1_004, slug="four")]),
+        lambda: Article.objects.filter(pk=1_001).update(slug="four"),
+    ],
+    ids=["create", "bulk_create", "update"],
+)
+def test_the_first_build_of_a_new_version_is_not_fenced_by_its_own_processes(each_database, fresh, clock, write):
+    """A process reads that the filter is of its version now, and only then decides how to follow its statement."""
+    Article.objects.create(pk=1_001, slug="old")
+    with registered(Article, name="thing", lookup="pk") as former:
+        Rebuild(former, sleep=clock.sleep).run()
+    with registered(Article, name="thing", lookup="slug") as guard:
+        Article.objects.create(pk=1_002, slug="two")  # fences
+        clock.sleep(3 * LEASE)
+        Article.objects.create(pk=1_003, slug="three")
+        known = state.table.copy
+        rebuild = Rebuild(guard, sleep=clock.sleep)
+        announce = rebuild.announce
+
+        def announce_and_write():
+            announce()
+            clock.sleep(LEASE)
+            state.table.copy = known  # as another process has it
+            registry.replan_writes()
+            write()
+            state.table.renew(after=clock())
+
+        rebuild.announce = announce_and_write
+        rebuild.run()
+
+        assert guard.verdict("four") is Verdict.MAYBE
