@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +129,25 @@ class GuardMeta:
         # A version that follows signals alone misses writes that another one would add.
         signals = "|signals" if guard.sync == "signals" else ""
         name = f"{guard.name}|{self._guard.model._meta.db_table}({columns})"
-        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}"
+        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._elsewhere()}"
+
+    def _elsewhere(self) -> str:
+        """Return, as text, the columns whose place the names of the table and the fields do not show.
+
+        Those of a parent's table, and those in ``alive`` with a name of their own. Two versions of the project may read
+        two columns by one field, while rows are moved from one to the other.
+        """
+        options, found = self._guard.model._meta, {field: field.column for field in self.fields}
+        for name in self.alive_fields:
+            with suppress(FieldDoesNotExist):  # a system check reports it
+                field: Any = options.get_field(name)
+                found.setdefault(field, getattr(field, "attname", None))
+        places = [
+            f"|{field.name}={field.model._meta.db_table}.{field.column}"
+            for field, expected in found.items()
+            if expected and (field.column, field.model._meta.db_table) != (expected, options.db_table)
+        ]
+        return "".join(sorted(places))
 
     @property
     def definition_hash(self) -> str:

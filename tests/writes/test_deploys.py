@@ -120,3 +120,35 @@ def test_the_first_build_of_a_new_version_is_not_fenced_by_its_own_processes(eac
         rebuild.run()
 
         assert guard.verdict("four") is Verdict.MAYBE
+
+
+@pytest.fixture
+def hidden(each_database):
+    """A second column, which a migration has made and filled, to be read instead of `deleted`."""
+    execute("ALTER TABLE shop_article ADD COLUMN hidden boolean DEFAULT false NOT NULL")
+    yield
+    execute("ALTER TABLE shop_article DROP COLUMN hidden")
+
+
+def test_a_field_of_alive_that_reads_another_column(hidden, fresh, clock, monkeypatch):
+    """Nothing in the condition tells: but a filter of the rows that one column chooses lacks those of the other."""
+    Article.objects.create(pk=1_001, slug="seen", deleted=True)
+    options = {"name": "thing", "lookup": "slug", "alive": Q(deleted=False)}
+    with registered(Article, **options) as former:
+        Rebuild(former, sleep=clock.sleep).run()
+        assert former.verdict("seen") is Verdict.ABSENT
+    monkeypatch.setattr(Article._meta.get_field("deleted"), "column", "hidden")
+    with registered(Article, **options) as guard:
+        clock.sleep(LEASE)
+
+        assert guard._meta.rows().filter(slug="seen").exists()
+        assert guard.verdict("seen") is Verdict.UNKNOWN
+
+
+def test_a_column_in_another_parents_table(each_database, fresh, monkeypatch):
+    with registered(Bundle, name="thing", lookup="name") as former:
+        before = former._meta.definition
+        monkeypatch.setattr(Product._meta, "db_table", "shop_goods")
+        with_another_table = former._meta.definition
+
+    assert before != with_another_table
