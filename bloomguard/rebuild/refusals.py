@@ -92,6 +92,17 @@ _RELATIONS = {
 }
 
 
+#: Foreign tables below a partitioned or inherited table, and the subscriptions that write it or a table below it.
+_FED = (
+    "WITH RECURSIVE below AS (SELECT to_regclass(%s)::oid AS oid "
+    "UNION SELECT inhrelid FROM pg_inherits JOIN below ON inhparent = below.oid) "
+    "SELECT DISTINCT relname::text, subname::text FROM below JOIN pg_class USING (oid) "
+    "LEFT JOIN pg_subscription_rel ON srrelid = pg_class.oid "
+    "LEFT JOIN pg_subscription ON pg_subscription.oid = srsubid AND subenabled "
+    "WHERE subname IS NOT NULL OR (relkind = 'f' AND pg_class.oid <> to_regclass(%s)) ORDER BY 1, 2"
+)
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why a guard may not be armed: ``reason`` continues after the guard's name, ``id`` is that of the system check."""
@@ -225,6 +236,13 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
     relation, persistence, hides_rows, schema, role, is_standby, others = found[0]
     if relation in _RELATIONS:
         yield _of_relation(table, relation)
+    for part, subscription in _fetch(connection, _FED, [name, name]):
+        if subscription is None:
+            reason = f"{part!r}, a part of {table!r}, is a foreign table, whose rows are written elsewhere"
+            yield "bloomguard.W136", reason, "Detach it, or do not guard the table."
+        else:
+            reason = f"the subscription {subscription!r} writes rows of {part!r}, which no guard sees"
+            yield "bloomguard.W136", reason, "Rebuild after it is dropped or disabled, as by a switch-over."
     if persistence == "t":
         reason = f"{table!r} is a temporary table, of which each session has its own"
         yield Refusal("bloomguard.W136", reason, "Drop it.")

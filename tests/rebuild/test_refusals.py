@@ -10,7 +10,7 @@ import uuid
 import pytest
 from django.core.checks import Tags, run_checks
 from django.core.management import CommandError, call_command
-from django.db import connections, models
+from django.db import connections, models, transaction
 from django.db.models import F, Q, functions
 from django.db.models.functions import Now
 from django.test.utils import isolate_apps
@@ -491,6 +491,52 @@ def test_a_partitioned_table_may_be_guarded(only, undone):
     build()
 
     assert [guard.verdict(it) for it in "xy"] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+@pytest.mark.usefixtures("postgresql")
+@pytest.mark.parametrize("kind", ["partition", "child"])
+def test_a_foreign_table_among_the_parts_of_a_table(only, undone, kind):
+    """The rows of the part are rows of the table, and are written elsewhere too."""
+    undone += ["DROP FOREIGN DATA WRAPPER nowhere CASCADE", "DROP TABLE shop_page CASCADE"]
+    is_partition = kind == "partition"
+    run(
+        "CREATE FOREIGN DATA WRAPPER nowhere",
+        "CREATE SERVER elsewhere FOREIGN DATA WRAPPER nowhere",
+        f"CREATE TABLE shop_page (id integer, it varchar(10)) {'PARTITION BY RANGE (id)' if is_partition else ''}",
+        f"CREATE FOREIGN TABLE part {'PARTITION OF shop_page DEFAULT' if is_partition else '() INHERITS (shop_page)'} "
+        "SERVER elsewhere",
+    )
+    only(model_of(text()), lookup="it")
+
+    assert "'part', a part of 'shop_page', is a foreign table" in refused()
+    assert [each[0] for each in checked()] == ["W136"]
+
+
+@pytest.mark.usefixtures("postgresql")
+@pytest.mark.parametrize("name", ["shop_page", "part"])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_table_that_a_subscription_writes(only, undone, name, enabled):
+    """Logical replication brings rows whose keys nobody adds: such is the green side before a switch-over."""
+    undone.append("DROP TABLE shop_page")
+    run(
+        "CREATE TABLE shop_page (id integer, it varchar(10)) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF shop_page DEFAULT",
+    )
+    guard = only(model_of(text()), lookup="it")
+    connection = connections["postgresql"]
+    with transaction.atomic("postgresql"):  # so no worker of the server sees it
+        run(
+            "CREATE SUBSCRIPTION nightly CONNECTION 'dbname=nowhere' PUBLICATION none WITH (connect = false)",
+            "SET LOCAL allow_system_table_mods = on",
+            f"UPDATE pg_subscription SET subenabled = {enabled}",
+            "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate) "
+            f"SELECT oid, '{name}'::regclass, 'r' FROM pg_subscription",
+        )
+        found = list(refusals.database_refusals(guard, connection))
+        transaction.set_rollback(True, "postgresql")
+
+    reason = f"the subscription 'nightly' writes rows of {name!r}, which no guard sees"
+    assert [each.reason for each in found] == ([reason] if enabled else [])
 
 
 def test_a_table_of_each_tenant(only, clerk, undone):
