@@ -22,6 +22,7 @@ from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from . import fencing
 from .rows import hold
 from .tables import parent_path, same_fields
+from .unknown_guards import is_of_another_version
 
 logger = logging.getLogger("bloomguard")
 
@@ -56,7 +57,9 @@ def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str
         # A save of other columns only may make the row alive again: then its key is the stored one, not the attribute.
         stored = bool(guard.alive) and not _wrote_key(guard, update_fields)
         with fencing.writing(guard, using):
-            confirmed = _try_add(guard, instance, using, stored=stored)
+            if fencing.needs_no_add(guard, using):
+                return  # nor is the row read back: between a deploy and its migrations, a column may be missing
+            confirmed = not is_of_another_version(guard) and _try_add(guard, instance, using, stored=stored)
     except DatabaseError:  # it may have ended the writer's transaction: raise it
         _fence(guard, using)
         raise

@@ -123,6 +123,12 @@ def unknown_guards(plans: Plans) -> Iterator[tuple[str, UnknownGuard]]:
         yield table, type("UnknownGuard", (UnknownGuard,), {"name": name})(models.get(table, GuardState))
 
 
+def is_of_another_version(guard: Guard) -> bool:
+    """Return whether the filter of this name has other keys, so that this process can add none to it."""
+    definition, _ = (registry.plans.known or {}).get(guard.name, ("", frozenset()))
+    return states.table.known(guard.name).definition not in ("", definition) and definition != ""
+
+
 def _named() -> Named:
     """Return the names and tables of the state rows, without those that this process has the same guard for.
 

@@ -86,6 +86,22 @@ def test_a_guard_that_has_no_filter_yet_needs_no_column(each_database, fresh, cl
         assert guard.verdict(1_001) is Verdict.MAYBE
 
 
+@pytest.mark.parametrize("has_filter", [False, True])
+def test_a_column_that_is_not_there_yet_stops_no_save(each_database, fresh, clock, monkeypatch, has_filter):
+    """A guard that follows signals reads the row back only if it has a filter that it can add to."""
+    article = Article.objects.create(pk=1_001, slug="old")
+    if has_filter:
+        with registered(Article, name="thing", lookup="pk", sync="signals") as former:
+            Rebuild(former, sleep=clock.sleep).run()
+    monkeypatch.setattr(Article._meta.get_field("slug"), "column", "new_slug")
+    with registered(Article, name="thing", lookup="slug", sync="signals"):
+        state.table.forget()
+        article.deleted = True
+        article.save(update_fields=["deleted"])
+
+    assert [row.status for row in GuardState.objects.filter(name="thing")] == [FENCED] * has_filter
+
+
 @pytest.mark.parametrize(
     "write",
     [
