@@ -27,6 +27,7 @@ from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
+from ..state.fresh_rows import fresh_rows
 from ..stores import Generation
 from .scans import SCANS, Scan, streamed, unbuffered_cursor
 
@@ -174,25 +175,24 @@ class Source:
         rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
         if after is not None:
             rows = rows.filter(pk__gt=after)
+        # The driver of MySQL keeps the whole result of a statement in memory.
         if self.connection.vendor != "mysql" or kind_of(pk) is None or own_conversions(pk):
-            yield from rows.values_list(*names).iterator(chunk_size=size)
+            yield from fresh_rows(rows.values_list(*names), size)
             return
-        # The driver keeps the whole result of a statement in memory.
-        rows = rows.order_by("pk").values_list(*names, "pk")
-        page = list(rows[:size])
+        page = list(fresh_rows((rows := rows.order_by("pk").values_list(*names, "pk"))[:size]))
         while page:
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
             if self._has_several(end):
-                yield from self.rows().filter(pk=end).values_list(*names)
-            page = list(rows.filter(pk__gt=end)[:size])
+                yield from fresh_rows(self.rows().filter(pk=end).values_list(*names))
+            page = list(fresh_rows(rows.filter(pk__gt=end)[:size]))
 
     def _has_several(self, pk: Any) -> bool:
-        """Return whether several rows have this primary key: then a page may end between them.
+        """Return whether several rows have this primary key, as if the table is partitioned, or older than its model.
 
-        So it may be if the table is partitioned, or older than its model.
+        Then a page may end between them.
         """
-        return self.rows().filter(pk=pk).count() > 1
+        return len(list(fresh_rows(self.rows().filter(pk=pk).values_list("pk")[:2]))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
@@ -312,7 +312,7 @@ class Source:
         The next page begins with a greater value. So it may skip rows of a table whose column is not unique, and a
         filter that discards has to count each of them. One that is counted twice is a harmless false positive.
         """
-        others = self.rows().filter(**{field: value}).count() - 1
+        others = sum(1 for _ in fresh_rows(self.rows().filter(**{field: value}).values_list("pk"))) - 1
         key = self.key([value])
         if others > 0 and key is not None:
             yield KeyPage(others, partial(list, [key] * others))

@@ -31,6 +31,7 @@ from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
 from ..state.connection import fetch_uncounted
+from ..state.fresh_rows import fresh_rows
 from ..state.transactions import has_own_transaction
 from . import fencing
 from .observer import TransactionObserver
@@ -154,7 +155,8 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
 
 def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
     """Return primary key -> looked-up values, of at most ``MOST_ROWS`` + 1 rows."""
-    return {row[0]: row[1:] for row in rows.order_by().values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1]}
+    some = rows.order_by().values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1]
+    return {row[0]: row[1:] for row in fresh_rows(some)}
 
 
 def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[bytes]:

@@ -20,6 +20,7 @@ from ..guards import Guard
 from ..guards.fields import kind_of, stores_as_given, value_field
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
+from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, is_under_way, together
 from . import discards, fencing
 from .consequences import cache_of, may_be_rewritten
@@ -70,7 +71,8 @@ def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     keys = [unwrapped(value) for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
     for start in range(0, len(keys), PAGE):
-        found += rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]}).values_list(*guard._meta.attnames)
+        some = rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]})
+        found += fresh_rows(some.values_list(*guard._meta.attnames))
     return found
 
 

@@ -19,6 +19,7 @@ from django.db.models.signals import post_save
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
+from ..state.fresh_rows import fresh_rows
 from . import fencing
 from .rows import hold
 from .tables import parent_path, same_fields
@@ -117,7 +118,7 @@ def _try_add(guard: Guard, instance: Model, using: str, *, stored: bool) -> bool
 
 def _add_stored(guard: Guard, where: dict[str, Any], using: str) -> int | None:
     """Add the keys of the rows ``where``, as they are stored; return their number, ``None`` if one was not added."""
-    rows = list(QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames))
+    rows = list(fresh_rows(QuerySet(guard.model, using=using).filter(**where).values_list(*guard._meta.attnames)))
     for values in rows:
         # NULL, or a value that no request converts to, cannot be looked up.
         with suppress(Unkeyable, OutOfRange):

@@ -14,6 +14,7 @@ from django.db.models.sql.where import NothingNode, WhereNode
 
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
+from ..state.fresh_rows import fresh_rows
 from ..state.transactions import together
 from . import discards, fencing
 from .consequences import may_be_rewritten
@@ -238,7 +239,7 @@ def _locked(compiler: Any) -> Values | None:
             cursor.execute(f"{sql} FOR UPDATE", parameters)
             keys = list(cursor.fetchall())
     else:
-        keys = list(chosen.select_for_update())
+        keys = list(fresh_rows(chosen.select_for_update()))
     return keys if len(keys) <= discards.MOST_ROWS else None
 
 
@@ -247,7 +248,7 @@ def _are_all_there(compiler: Any, keys: Values) -> bool:
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
     plain = list(map(unwrapped, keys))
     pages = (plain[start : start + PAGE] for start in range(0, len(plain), PAGE))
-    found: int = sum(rows.filter(pk__in=page).count() for page in pages)
+    found = sum(1 for page in pages for _ in fresh_rows(rows.filter(pk__in=page).values_list("pk")))
     return found == len(keys)
 
 

@@ -1,0 +1,40 @@
+"""Read rows as the database has them now, for keys that depend on them.
+
+Packages put a cache of results in front of the ORM: django-cacheops replaces methods of ``QuerySet``, django-cachalot
+``SQLCompiler.execute_sql``. What such a cache has kept may be older than the row that was just written, or than rows
+that it was not told of; a view may live with that, a filter may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+from django.core.exceptions import EmptyResultSet
+from django.db import connections, models
+
+#: Rows that are fetched at a time.
+_ROWS = 2_000
+
+
+def fresh_rows(rows: models.QuerySet[Any], size: int = 0) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of a ``values_list()`` of fields, converted as Django does.
+
+    With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does.
+    """
+    connection: Any = connections[rows.db]
+    compiler = rows.query.get_compiler(rows.db)
+    try:
+        sql, parameters = compiler.as_sql()
+    except EmptyResultSet:
+        return
+    is_chunked = size and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+    with closing(connection.chunked_cursor() if is_chunked else connection.cursor()) as cursor:
+        cursor.execute(sql, parameters)
+        yield from compiler.results_iter(_pages(cursor, size or _ROWS), tuple_expected=True)
+
+
+def _pages(cursor: Any, size: int) -> Iterator[Sequence[Any]]:
+    while page := cursor.fetchmany(size):
+        yield page
