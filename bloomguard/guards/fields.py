@@ -65,9 +65,17 @@ def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
     found = own_methods(field, _CONVERSIONS)
     if "get_lookup" not in found:
         lookups = [each.get_lookup("exact") for each in _with_targets(field)]
-        if not all(_is_named_by_django(getattr(lookup, "__module__", None)) for lookup in lookups):
+        if not all(map(_is_djangos_lookup, lookups)):
             found.append("exact")
     return tuple(found)
+
+
+def _is_djangos_lookup(lookup: Any) -> bool:
+    """Return whether Django's own code compares: a project may give its class an ``as_postgresql``, for example."""
+    if not _is_named_by_django(getattr(lookup, "__module__", None)):
+        return False
+    names = [name for name in dir(lookup) if name.startswith(("as_", "batch_process_", "get_", "process_"))]
+    return all(is_djangos_method(lookup, name) for name in names if callable(getattr(lookup, name)))
 
 
 def selects_itself(field: models.Field[Any, Any]) -> bool:

@@ -108,6 +108,15 @@ def test_a_lookup_of_ones_own_compares_something_else():
     assert KeyMaker([_named(field)]).own_field == "code"
 
 
+@pytest.mark.parametrize("name", ["as_sql", "as_postgresql", "as_sqlite", "process_rhs", "get_prep_lookup"])
+@pytest.mark.parametrize("make", [lambda: Article._meta.get_field("slug"), lambda: Review._meta.get_field("product")])
+def test_a_method_of_djangos_lookup_may_be_the_projects(monkeypatch, make, name):
+    """Such as one that compares without regard to case, on one kind of database."""
+    monkeypatch.setattr(make().get_lookup("exact"), name, own, raising=False)
+
+    assert own_conversions(make()) == ("exact",)
+
+
 def _named(field):
     field.set_attributes_from_name("code")
     return field

@@ -580,6 +580,15 @@ def test_a_temporary_table_in_the_place_of_the_real_one(only, undone):
     assert "'shop_product' is a temporary table" in refused()
 
 
+@pytest.mark.usefixtures("each_database")
+def test_a_backend_that_compares_otherwise(only, monkeypatch):
+    """A backend of the project may find a row by another text than its own."""
+    monkeypatch.setattr(type(connections[database.current]), "operators", {"exact": "LIKE %s"})
+    only(Product)
+
+    assert "looks rows up by 'LIKE %s', not by '= %s'" in refused()
+
+
 class Shown(models.Manager):
     def get_queryset(self):
         return super().get_queryset().filter(it="shown")
