@@ -148,7 +148,7 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
                 "field is no GeneratedField",
                 "Look rows up by another column; for alive, declare the field as a GeneratedField.",
             )
-    if (how := connection.operators.get("exact", "= %s")) != "= %s":
+    if (how := getattr(connection, "operators", {}).get("exact", "= %s")) != "= %s":
         reason = f"the backend of the database {connection.alias!r} looks rows up by {how!r}, not by '= %s'"
         yield Refusal("bloomguard.W106", reason, "Use a backend that compares as Django's own do.")
     for field in guard._meta.fields:
