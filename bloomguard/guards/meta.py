@@ -16,9 +16,10 @@ from django.db.models.lookups import IntegerFieldExact
 from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
-from .fields import form_of, is_djangos
+from .fields import form_of, is_djangos, own_methods, value_field
 from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
+from .samples import fingerprint
 from .scopes import DATABASE, Scopes
 
 if TYPE_CHECKING:
@@ -129,7 +130,17 @@ class GuardMeta:
         # A version that follows signals alone misses writes that another one would add.
         signals = "|signals" if guard.sync == "signals" else ""
         name = f"{guard.name}|{self._guard.model._meta.db_table}({columns})"
-        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._elsewhere()}"
+        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._elsewhere()}{self._forms}"
+
+    @cached_property
+    def _forms(self) -> str:
+        """What ``normalize`` and the fields' own ``to_python`` make of some texts; empty if Django's code makes all."""
+        own: list[Callable[[str], Any]] = [
+            field.to_python for field in map(value_field, self.fields) if own_methods(field, ("to_python",))
+        ]
+        if self._normalize is not None:
+            own.append(self._normalize)
+        return f"|forms={fingerprint(own)}" if own else ""
 
     def _elsewhere(self) -> str:
         """Return, as text, the columns whose place the names of the table and the fields do not show.

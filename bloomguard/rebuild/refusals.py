@@ -242,10 +242,10 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
     for part, subscription in _fetch(connection, _FED, [name, name]):
         if subscription is None:
             reason = f"{part!r}, a part of {table!r}, is a foreign table, whose rows are written elsewhere"
-            yield "bloomguard.W136", reason, "Detach it, or do not guard the table."
+            yield Refusal("bloomguard.W136", reason, "Detach it, or do not guard the table.")
         else:
             reason = f"the subscription {subscription!r} writes rows of {part!r}, which no guard sees"
-            yield "bloomguard.W136", reason, "Rebuild after it is dropped or disabled, as by a switch-over."
+            yield Refusal("bloomguard.W136", reason, "Rebuild after it is dropped or disabled, as by a switch-over.")
     if persistence == "t":
         reason = f"{table!r} is a temporary table, of which each session has its own"
         yield Refusal("bloomguard.W136", reason, "Drop it.")

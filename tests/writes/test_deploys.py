@@ -168,3 +168,62 @@ def test_a_column_in_another_parents_table(each_database, fresh, monkeypatch):
         with_another_table = former._meta.definition
 
     assert before != with_another_table
+
+
+def version(normalize):
+    """A guard whose class has the same name in each version of the project."""
+    normalize.__qualname__ = "ArticleGuard.normalize"
+    return {"name": "thing", "lookup": "slug", "normalize": normalize}
+
+
+def test_a_normalize_that_does_something_else(each_database, fresh, clock):
+    """Neither version answers by the other one's keys, and a write fences."""
+    Article.objects.create(slug="Mixed")
+    with registered(Article, **version(lambda self, value: value.lower())) as former:
+        Rebuild(former, sleep=clock.sleep).run()
+        assert [former.verdict("MIXED"), former.verdict("gone")] == [Verdict.MAYBE, Verdict.ABSENT]
+    with registered(Article, **version(lambda self, value: value.upper())) as guard:
+        state.table.forget()
+
+        assert guard.verdict("MIXED") is Verdict.UNKNOWN
+        Article.objects.create(slug="Other")
+    assert GuardState.objects.get(name="thing").status == FENCED
+
+
+def test_a_normalize_that_fails_for_a_while_is_asked_again(fresh, monkeypatch):
+    """Such as one that reads a file: until then the guard has no definition, and passes."""
+    working = []
+
+    def normalize(self, value):
+        if not working:
+            raise OSError("no file")
+        return value.lower()
+
+    with registered(Article, **version(normalize)) as guard:
+        assert guard._meta.definition_hash == ""
+        assert guard.verdict("a") is Verdict.UNKNOWN
+        working.append(True)
+        assert guard._meta.definition_hash != ""
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_renamed_table_that_the_old_version_reads_by_a_view(each_database, fresh, clock, monkeypatch):
+    """The new version has no model of the old name, and writes to the new one."""
+    Product.objects.create(name="first")
+    guard = registry["product"]
+    Rebuild(guard, sleep=clock.sleep).run()
+    try:
+        with alone():
+            monkeypatch.setattr(unknown_guards, "apps", Without)
+            execute("ALTER TABLE shop_product RENAME TO shop_goods")
+            assert GuardState.objects.get(name="product").status == FENCED
+            execute("CREATE VIEW shop_product AS SELECT * FROM shop_goods")
+            # As if somebody had renamed it by another program.
+            GuardState.objects.filter(name="product").update(status=ARMED, token="x")
+            state.table.forget()
+            registry.replan()
+            execute("INSERT INTO shop_goods (name) VALUES ('new')")
+        assert GuardState.objects.get(name="product").status == FENCED
+    finally:
+        execute("DROP VIEW IF EXISTS shop_product")
+        execute("ALTER TABLE shop_goods RENAME TO shop_product")
