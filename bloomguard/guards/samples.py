@@ -14,6 +14,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import ValidationError
+from django.db import DatabaseError, InterfaceError
 
 #: Errors of ``normalize`` that mean that the text has no normal form. Any other error, such as OSError, is temporary.
 OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
@@ -32,15 +33,21 @@ SAMPLES = (
 _PLAIN = (str, int, Decimal, uuid.UUID, datetime.date)
 
 
+#: What fails in this way works a moment later; every other error is taken to come each time, as for a value of no use.
+_TEMPORARY = (OSError, DatabaseError, InterfaceError)
+
+
 def fingerprint(functions: Iterable[Callable[[str], Any]]) -> str:
-    """Return, in 16 digits, what the functions return for the samples. Raises their temporary errors."""
+    """Return, in 16 digits, what the functions return, or raise, for the samples. Raises temporary errors."""
     found = hashlib.sha256()
     for function in functions:
         for text in SAMPLES:
             try:
                 made = function(text)
-            except OF_THE_TEXT:
-                made = None
+            except _TEMPORARY:
+                raise
+            except Exception as error:
+                made = None if isinstance(error, OF_THE_TEXT) else error
             shown = str(made) if isinstance(made, _PLAIN) else ""
             found.update(f"{type(made).__name__}:{len(shown)}:{shown}".encode(errors="surrogatepass"))
     return found.hexdigest()[:16]

@@ -206,6 +206,23 @@ def test_a_normalize_that_fails_for_a_while_is_asked_again(fresh, monkeypatch):
         assert guard._meta.definition_hash != ""
 
 
+class Unparsable(Exception):
+    """As packages raise it for a text that is of another kind."""
+
+
+def test_a_normalize_that_takes_few_texts_has_a_definition(fresh):
+    """Its errors are the same in every process."""
+
+    def normalize(self, value):
+        if not value.startswith("+49"):
+            raise Unparsable
+        return value.replace(" ", "")
+
+    with registered(Article, **version(normalize)) as guard:
+        assert guard._meta.definition == guard._meta.definition
+        assert guard._meta.definition_hash != ""
+
+
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
 def test_a_renamed_table_that_the_old_version_reads_by_a_view(each_database, fresh, clock, monkeypatch):
     """The new version has no model of the old name, and writes to the new one."""
