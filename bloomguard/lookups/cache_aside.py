@@ -115,7 +115,7 @@ async def aget_or_load(
 def _key(guard: Guard, value: Any) -> str | None:
     """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
     try:
-        key, own = guard._meta.keys.key(value), b""
+        key, own, definition = guard._meta.keys.key(value), b"", guard._meta.definition.encode()
         if not guard._meta.is_exact(value):
             values = list(guard._meta.conditions(value).values())
             if not all(type(each) in PLAIN for each in values):
@@ -123,9 +123,7 @@ def _key(guard: Guard, value: Any) -> str | None:
             own = b"\0" + repr(values).encode()
     except Exception:
         return None
-    digest = hashlib.blake2b(
-        guard._meta.definition.encode(), key=settings.secrets[0], person=b"bloomguard.cache", digest_size=16
-    )
+    digest = hashlib.blake2b(definition, key=settings.secrets[0], person=b"bloomguard.cache", digest_size=16)
     digest.update(b"\0" + key + own)
     return f"bloomguard:{guard.name}:{digest.hexdigest()}"
 

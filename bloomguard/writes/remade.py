@@ -7,32 +7,16 @@ integers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import Any
 
 from ..state.connection import fetch_uncounted
 from .sql.statement import Effect, split
-from .sql.tokens import ANEW, MARK, NAME, WORD, Token, Tokens, Unclear, tokens
-
-#: Words after the type in the declaration of a column.
-_CONSTRAINTS = frozenset(
-    {
-        "as", "check", "collate", "constraint", "default", "foreign", "generated", "not", "null", "primary",
-        "references", "unique",
-    }
-)  # fmt: skip
-#: First words of the constraints of a table.
-_OF_TABLES = {Token(WORD, word) for word in _CONSTRAINTS}
-#: The types of columns that store values in one way, by a part of their name; SQLite looks for them in this order.
-_AFFINITIES = (
-    ("int", "integer"), ("char", "text"), ("clob", "text"), ("text", "text"), ("blob", "blob"), ("real", "real"),
-    ("floa", "real"), ("doub", "real"),
-)  # fmt: skip
+from .sql.tokens import ANEW, MARK, Token, Tokens, Unclear, tokens
 
 
 def kept(effects: Iterable[Effect], connection: Any) -> list[Effect]:
-    """Return ``effects``, each copy with those columns alone that have the same values and comparisons after it."""
+    """Return ``effects``, each copy with those columns alone that are declared as before: their keys are the same."""
     return [_kept(effect, connection) if effect.verb == "copy" else effect for effect in effects]
 
 
@@ -42,7 +26,7 @@ def _kept(effect: Effect, connection: Any) -> Effect:
     return effect._replace(columns=frozenset(same))
 
 
-def _declared(table: str, connection: Any) -> dict[str, tuple[str, ...]]:
+def _declared(table: str, connection: Any) -> dict[str, list[Token]]:
     """Return how the columns of a table are declared; none if that is not certain."""
     try:
         rows = fetch_uncounted(connection, "SELECT sql FROM main.sqlite_master WHERE lower(name) = ?", [table])
@@ -51,33 +35,19 @@ def _declared(table: str, connection: Any) -> dict[str, tuple[str, ...]]:
         return {}
 
 
-def declarations(sql: str) -> dict[str, tuple[str, ...]]:
-    """Return column -> affinity, collation and the options of the table. Raises :class:`Unclear`."""
+def declarations(sql: str) -> dict[str, list[Token]]:
+    """Return each column with its declaration and the table's options. Raises :class:`Unclear`.
+
+    Without numbers: SQLite ignores the length of a text.
+    """
     found = tokens(sql, "sqlite")
-    begin = (MARK, "(")
+    begin = Token(MARK, "(")
     if begin not in found:
         return {}
-    start = found.index(Token(*begin))
+    start = found.index(begin)
     _, end = Tokens(found).names(start + 1)
-    options = " ".join(value for _, value in found[end + 1 :])
-    parts = [part for part in split(found[start + 1 : end], ",") if part[0] not in _OF_TABLES]
-    return {part[0].value: (_affinity(part), _collation(part), options) for part in parts}
-
-
-def _affinity(part: Sequence[Token]) -> str:
-    name, depth = "", 0
-    for kind, value in part[1:]:
-        depth += (value == "(") - (value == ")") if kind == MARK else 0
-        if kind == WORD and not depth and value in _CONSTRAINTS:
-            break
-        name += value if kind in (WORD, NAME) and not depth else ""
-    return next((affinity for text, affinity in _AFFINITIES if text in name), "numeric" if name else "blob")
-
-
-def _collation(part: Sequence[Token]) -> str:
-    depth, found = 0, "binary"
-    for (kind, value), (_, following) in pairwise(part):
-        depth += (value == "(") - (value == ")") if kind == MARK else 0
-        if (kind, value) == (WORD, "collate") and not depth:
-            found = following
-    return found
+    options = found[end + 1 :]
+    return {
+        part[0].value: [token for token in part + options if not token.value.isdigit()]
+        for part in split(found[start + 1 : end], ",")
+    }
