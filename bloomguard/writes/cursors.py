@@ -12,6 +12,7 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 
+from .observer import TransactionObserver
 from .raw import following, read, text_of, watch
 from .sql import reader
 from .statements import wrap
@@ -101,7 +102,12 @@ def _hook_script(run: Any) -> Any:
         owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
         if not owners:
             return run(self, script)
+        observer = TransactionObserver.of(owners[0])
         with following(read(script, owners[0]), owners[0], apart=True):
-            return run(self, script)
+            try:
+                return run(self, script)
+            finally:
+                if observer is not None:
+                    observer.follow("COMMIT")
 
     return executescript

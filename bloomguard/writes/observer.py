@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from django.db import Error
+
 from ..guards.unadded import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
@@ -44,20 +46,23 @@ class Fence(Protocol):
         """Called after the COMMIT: fence if it took so long that a build may have missed its rows."""
 
 
-#: The methods of a connection that an observer replaces.
-_REPLACED = ("_commit", "_rollback")
+#: The methods of a connection that an observer replaces, and its own in their place.
+_REPLACED = {"_commit": "commit", "_rollback": "rollback", "_close": "close", "_set_autocommit": "set_autocommit"}
 
 
 class TransactionObserver:
-    """Follows one transaction from now on: as an ``execute_wrapper``, and in place of ``_commit`` and ``_rollback``.
+    """Follows one transaction from now on: as an ``execute_wrapper``, and in place of ``_commit`` and the like.
 
     Only of this connection, and until the transaction ends: transactions that need no observer pay nothing. Django's
-    ``commit()`` and ``rollback()`` call those two, whoever has got hold of them before, or has replaced them.
+    ``commit()`` and the like call those, whoever has got hold of them before, or has replaced them.
+
+    What is undoable is finished only after a COMMIT that the database has acknowledged. It is void if the transaction
+    ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
-        self._commit, self._roll_back = connection._commit, connection._rollback
+        self._own = {name: getattr(connection, name) for name in _REPLACED}
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
         #: They become void if the statement that caused them is rolled back; the others are finished after the COMMIT.
         self.undoable: list[PendingDelete] = []
@@ -90,7 +95,8 @@ class TransactionObserver:
         known = cls.of(connection)
         if known is None:
             known = cls(connection)
-            connection._commit, connection._rollback = known.commit, known.rollback
+            for name, mine in _REPLACED.items():
+                setattr(connection, name, getattr(known, mine))
             # At the bottom: `with connection.execute_wrapper(...)` removes the topmost one when it ends.
             connection.execute_wrappers.insert(0, known)
         return known
@@ -98,8 +104,12 @@ class TransactionObserver:
     @property
     def is_open(self) -> bool:
         """Whether its transaction is still open, so that it follows no other one."""
-        known, raw = self.connection.execute_wrappers, self.connection.connection
-        return self in known and self._raw is raw and has_begun(self.connection)
+        return self in self.connection.execute_wrappers and not self.is_of_the_past and has_begun(self.connection)
+
+    @property
+    def is_of_the_past(self) -> bool:
+        """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
+        return self._raw is not self.connection.connection
 
     def add(self, what: PendingDelete) -> None:
         """Make ``what`` void if the statements up to now are rolled back."""
@@ -113,20 +123,28 @@ class TransactionObserver:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
+        if self.is_of_the_past:
+            self.give_up()
+            return execute(sql, params, many, context)
         if self.held_fences and not (isinstance(sql, str) and _never_commits(sql)):
             self.hold_fences()
         try:
             result = execute(sql, params, many, context)
-        except Exception:
+        except BaseException as error:
             self.failed = True
-            if is_over(self.connection):  # after some errors SQLite rolls back all of it
+            # After some errors SQLite rolls back all of it. An interrupted statement may be done or not.
+            if not isinstance(error, Error) or is_over(self.connection):
                 self._lose()
             raise
-        self._follow(sql if isinstance(sql, str) else "; COMMIT")
+        self.follow(sql if isinstance(sql, str) else "; COMMIT")
+        return result
+
+    def follow(self, sql: str) -> None:
+        """Note that ``sql`` was executed."""
+        self._follow(sql)
         if is_over(self.connection):
             self._lose()
-            self._end(committed=not (isinstance(sql, str) and _ROLLBACK.fullmatch(sql)))
-        return result
+            self._end(committed=not _ROLLBACK.fullmatch(sql))
 
     def _follow(self, sql: str) -> None:
         found = _SAVEPOINT.fullmatch(sql)
@@ -167,15 +185,21 @@ class TransactionObserver:
 
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
+        commit = self._own["_commit"]
+        if self.is_of_the_past:
+            self.give_up()
+            commit()
+            return
         try:
             self.hold_fences()
+            self._committing()
         except BaseException:
             self.connection.rollback()  # as Django does if the COMMIT fails
             raise
-        self._committing()
         try:
-            self._commit()
+            commit()
         except BaseException:  # the database may have committed it, and its answer was lost
+            self._lose()
             for fence in list(self.held_fences.values()):
                 fence.check()
             raise
@@ -185,8 +209,22 @@ class TransactionObserver:
 
     def rollback(self) -> None:
         """Roll back by the connection's own ``_rollback``."""
-        self._roll_back()
+        self._lose()  # first: if it raises an exception, it may be done
+        self._own["_rollback"]()
         self.give_up()
+
+    def close(self) -> None:
+        """Close by the connection's own ``_close``: the database rolls back."""
+        self.give_up()
+        self._own["_close"]()
+
+    def set_autocommit(self, autocommit: bool) -> None:
+        """Call the connection's own ``_set_autocommit``: SQLite, MySQL and MariaDB commit when it is switched on."""
+        if autocommit:
+            self._lose()
+        self._own["_set_autocommit"](autocommit)
+        if autocommit and (self.connection.vendor == "mysql" or is_over(self.connection)):
+            self._end(committed=True)
 
     def _committing(self) -> None:
         """Make everything void if the database will answer the COMMIT by a rollback, or may lose it."""
@@ -208,8 +246,8 @@ class TransactionObserver:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
         methods = vars(self.connection)
-        for name, mine in zip(_REPLACED, (self.commit, self.rollback)):
-            if methods.get(name) != mine:
+        for name, mine in _REPLACED.items():
+            if methods.get(name) != getattr(self, mine):
                 continue  # the project has replaced it since, and may put this one back
             if name in self._replaced:
                 methods[name] = self._replaced[name]
