@@ -29,6 +29,14 @@ def has_own_transaction(connection: Any) -> bool:
     return not connection.get_autocommit() or bool(_reported(connection))
 
 
+def rolls_back_if_marked(connection: Any) -> bool:
+    """Return whether an ``atomic`` block is open that commits nothing once it is marked for rollback.
+
+    Under ``set_autocommit(False)`` the outermost block ends nothing, and Django's ``commit()`` ignores its mark.
+    """
+    return connection.in_atomic_block and connection.commit_on_exit  # type: ignore[no-any-return]
+
+
 def is_over(connection: Any) -> bool:
     """Return whether the driver reports that no transaction is open."""
     return _reported(connection) is False
@@ -99,15 +107,16 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
 
     After a database error the transaction is left to the project, as Django leaves it. After any other error, such as
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
-    a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
-    the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
-    not even under ``set_autocommit(False)``; so one that is begun here is ended here.
+    a transaction that the project began by hand, with or without ``atomic`` in it, a savepoint is rolled back. With
+    ``undo`` any error rolls back what the block did, and nothing else. ``alone``: Python's SQLite driver begins no
+    transaction for the block's statement, not even under ``set_autocommit(False)``; so one that is begun here is ended
+    here.
     """
-    if connection.in_atomic_block and not undo:
+    if not undo and rolls_back_if_marked(connection):
         return _Within(connection)
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     connection.ensure_connection()
-    if not has_own_transaction(connection):
+    if undo if connection.in_atomic_block else not has_own_transaction(connection):
         return transaction.atomic(using=connection.alias, savepoint=undo)
     return _savepoint(connection, undo, alone)
 

@@ -5,14 +5,19 @@ They are sent in one transaction, and one add takes a third of the time that an 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from django.db import connections, models
 
 from ..guards.unadded import unadded
+from ..state.transactions import together
+from . import fencing
 from .rows import Values, WrittenRows
-from .statements import Execute, add, running, wrap
-from .tables import TrackedTable, tracked_tables
+from .statements import Execute, add, all_idle, running, wrap
+from .tables import TrackedTable, guard_of, tracked_tables
+
+_nothing: AbstractContextManager[None] = nullcontext()
 
 
 def connect() -> None:
@@ -42,18 +47,26 @@ class BulkRows:
 
 def _collecting(insert: Execute) -> Execute:
     def _batched_insert(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not tracked_tables(self.model) or running.batch is not None or not connections[self.db].in_atomic_block:
+        tables, connection = tracked_tables(self.model), connections[self.db]
+        if not tables or running.batch is not None or not connection.in_atomic_block:
             return insert(self, *args, **kwargs)
-        batch, names = BulkRows(self.db), [tracked.guard.name for tracked in tracked_tables(self.model)]
-        try:  # from here on: a batch that is left behind would swallow all later keys of this thread
-            running.batch = batch
-            unadded.begin(batch, names)
-            return insert(self, *args, **kwargs)
-        finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
-            running.batch = None
-            try:
-                batch.add()
-            finally:
-                unadded.end(batch)
+        batch, guards = BulkRows(self.db), list(map(guard_of, tables))
+        # If the add fails, nothing of all the statements may be committed.
+        if all_idle(tables, self.db) is None:
+            whole, late = together(connection), _nothing
+        else:
+            whole, late = _nothing, fencing.catching_up(guards, connection)
+        with whole:
+            try:  # from here on: a batch that is left behind would swallow all later keys of this thread
+                running.batch = batch
+                unadded.begin(batch, [guard.name for guard in guards])
+                return insert(self, *args, **kwargs)
+            finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
+                running.batch = None
+                try:
+                    with late:
+                        batch.add()
+                finally:
+                    unadded.end(batch)
 
     return _batched_insert

@@ -29,7 +29,7 @@ from ..models import GuardState
 from ..state import table as states
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
-from ..state.transactions import has_begun, locks_table
+from ..state.transactions import has_begun, locks_table, rolls_back_if_marked
 from .observer import TransactionObserver, is_alone
 
 #: Half a lease less, as clocks differ in speed.
@@ -210,6 +210,8 @@ def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool =
         elif not isinstance(error, Error):  # after a database error the project decides, as in Django
             if connection.in_atomic_block:
                 connection.set_rollback(True)
+                if not rolls_back_if_marked(connection):
+                    fence_soon(guards)
             else:
                 connection.rollback()
         raise

@@ -22,7 +22,7 @@ from django.db import Error, connections
 from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
-from ..state.transactions import is_aborted, is_under_way, together
+from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
 from . import adding, consequences, early, fencing, isolation, raw_transactions, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
@@ -260,7 +260,7 @@ def _fencing(
 def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
     before, failure = raw_transactions.rows_changed(connection), None
-    if connection.in_atomic_block:  # the statement may fail without undoing all of it
+    if rolls_back_if_marked(connection):  # the statement may fail without undoing all of it
         try:
             yield
         except BaseException as error:

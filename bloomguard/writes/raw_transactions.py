@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..state.transactions import is_aborted, is_over, is_under_way
+from ..state.transactions import is_aborted, is_over, is_under_way, rolls_back_if_marked
 from .sql.reader import Reading
 
 _WRITES = frozenset({"delete", "insert", "merge", "update"})
@@ -29,7 +29,7 @@ def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
     """Whether no transaction can be put around the statement, or it may end the open one."""
     vendor = connection.vendor
     stays_in = reading.head in _STAYS_IN.get(vendor, _WRITES)
-    if connection.in_atomic_block:  # nothing is put around it
+    if rolls_back_if_marked(connection):  # nothing is put around it
         return not stays_in if vendor == "mysql" else not reading.head and vendor != "sqlite"
     if not stays_in or reading.freezes:
         return True

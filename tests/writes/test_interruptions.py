@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connections, transaction
+from django.db import DatabaseError, connections, transaction
 
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
@@ -177,6 +178,77 @@ def test_a_delete_that_was_never_committed_discards_nothing(counted, end, monkey
         Article.objects.filter(slug="b").delete()
     assert counted.verdict("b") is ABSENT
     assert connection().execute_wrappers == [watch]
+
+
+# -- a refused write in a block that ends nothing
+
+
+def create():
+    """In a block, as Django's for a model of several tables."""
+    with transaction.atomic(using=database.current, savepoint=False):
+        Product.objects.create(pk=90_001, name="new")
+
+
+def create_in_bulk():
+    Product.objects.bulk_create([Product(pk=90_001, name="new"), Product(pk=90_002, name="new")], batch_size=1)
+
+
+def update():
+    with transaction.atomic(using=database.current, savepoint=False):
+        Product.objects.filter(pk=1).update(id=90_001)
+
+
+def raw_sql():
+    with transaction.atomic(using=database.current, savepoint=False), connection().cursor() as cursor:
+        cursor.execute("INSERT INTO shop_product (id, name) VALUES (90001, 'raw')")
+
+
+@pytest.fixture(params=["refused", "interrupted"])
+def harmed(request, monkeypatch):
+    """``with harmed():`` no add and no fence is confirmed, or Ctrl-C comes in the middle of both."""
+
+    def fail(*args, **named):
+        raise DatabaseError("no fence") if request.param == "refused" else KeyboardInterrupt
+
+    @contextmanager
+    def harmed():
+        with monkeypatch.context() as patch, suppress(StoreError, KeyboardInterrupt):
+            for owner, name in [(fencing, "_fence_within"), (state.StateTable, "fence")]:
+                patch.setattr(owner, name, fail)
+            add = (lambda *args, **named: False) if request.param == "refused" else fail
+            patch.setattr("bloomguard.state.active_filter.ActiveFilter.add", add)
+            yield
+            pytest.fail("the write was not refused")
+
+    return harmed
+
+
+@pytest.mark.parametrize("write", [create, create_in_bulk, update, raw_sql], ids=lambda write: write.__name__)
+def test_a_block_in_a_transaction_by_hand_commits_no_refused_write(product, harmed, write):
+    """Django's ``commit()`` does not ask whether a block before it was marked for rollback."""
+    connection().set_autocommit(False)
+    try:
+        Group.objects.create(name="kept")
+        with harmed():
+            write()
+        transaction.commit(using=database.current)
+    finally:
+        connection().rollback()
+        connection().set_autocommit(True)
+
+    assert Group.objects.filter(name="kept").exists()
+    assert not Product.objects.filter(pk__gte=90_000).exists()
+    assert Product.objects.filter(pk=1).exists()
+    assert product.verdict(1) is not ABSENT
+
+
+def test_a_refused_bulk_create_is_not_committed_by_the_block_around_it(product, harmed):
+    """Django 6.1 puts no block of its own around one."""
+    rows = Product.objects.all()
+    with atomic(), harmed():
+        rows._batched_insert([Product(pk=90_001, name="new")], Product._meta.concrete_fields, None)
+
+    assert not Product.objects.filter(pk__gte=90_000).exists()
 
 
 # -- a COMMIT that is not sent as one
