@@ -22,6 +22,9 @@ seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(tim
 #: parent -> functions of the object that do it.
 _resets: WeakKeyDictionary[object, list[Callable[[Any], object]]] = WeakKeyDictionary()
 _lock = threading.Lock()
+#: The process for which the objects were made, or reset.
+_pid = os.getpid()
+_noticing = threading.Lock()
 
 
 def after_fork(method: Callable[[], Any]) -> None:
@@ -40,12 +43,24 @@ def _append(owner: object, reset: Callable[[Any], object]) -> None:
         _resets.setdefault(owner, []).append(reset)
 
 
+def notice_fork() -> None:
+    """Reset all objects if this is a child whose fork ran none of Python's hooks, as a worker of uWSGI.
+
+    Call it before a file lock or a connection is used that a parent may share.
+    """
+    if os.getpid() != _pid:
+        with _noticing:  # not in another thread's way, which has begun to use what is reset
+            if os.getpid() != _pid:
+                _run()
+
+
 def _run() -> None:
-    global _lock
+    global _lock, _pid
     _lock = threading.Lock()
     for owner, resets in list(_resets.items()):
         for reset in resets:
             reset(owner)
+    _pid = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

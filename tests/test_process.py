@@ -67,6 +67,24 @@ def test_a_lock_of_ones_own_is_made_anew(monkeypatch):
     assert list(process._resets) == kept
 
 
+def test_a_child_whose_fork_ran_no_hooks_is_noticed_once(monkeypatch):
+    """As in uWSGI: by the number of its process."""
+    monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
+    monkeypatch.setattr(process, "_pid", process._pid)
+    told = Told()
+    process.notice_fork()
+    assert told.times == 0
+
+    with monkeypatch.context() as child:
+        child.setattr(process.os, "getpid", lambda: -1)
+        with ThreadPoolExecutor(20) as pool:
+            list(pool.map(lambda _: process.notice_fork(), range(20)))
+        assert told.times == 1
+
+    process.notice_fork()
+    assert told.times == 2
+
+
 def test_each_message_is_logged_once_for_each_type_of_error(caplog):
     """Two guards that fail alike are both named."""
     log = LogOnce()

@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, Operation
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import GuardState
-from ..process import after_fork
+from ..process import after_fork, notice_fork
 from ..stores.disk import comparable_boot_id, file_id
 
 logger = logging.getLogger("bloomguard")
@@ -161,6 +161,7 @@ class StateConnection:
     @contextmanager
     def _locked(self, seconds: float) -> Iterator[None]:
         """Hold the lock on the connection. Raises :class:`OperationalError` if other threads hold it too long."""
+        notice_fork()
         if not self._lock.acquire(timeout=seconds + CONNECT_SECONDS):
             raise OperationalError("another thread has held the connection to the state rows for too long")
         try:

@@ -21,7 +21,7 @@ from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
 
 from ..models import GuardState
-from ..process import own_lock, seconds
+from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
@@ -94,6 +94,7 @@ class StateTable:
         """
         if self._within.read is not None:
             return self._renew_within(self._within.read, after)
+        notice_fork()
         if not self._lock.acquire(timeout=_RENEWAL_PATIENCE):
             return False
         try:

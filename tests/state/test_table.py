@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
+from weakref import WeakKeyDictionary
 
 import pytest
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.utils import timezone
 
+from bloomguard import process
 from bloomguard.models import GuardState
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
@@ -543,6 +545,25 @@ def _child(table, queue):
     table.renew()
     queue.put((len(parents), table.lease("city"), table.connection._connection is parents[0]))
     table.connection.close()
+
+
+def test_a_child_whose_fork_ran_no_hooks_has_a_connection_of_its_own(table, monkeypatch):
+    """As in uWSGI: it closes none of its parent's, and reads none of its replies."""
+    table.connection.is_temporary = False
+    table.connection.execute("SELECT 1")
+    parents = table.connection._connection
+    resets = WeakKeyDictionary({each: process._resets[each] for each in (table, table.connection)})
+    with monkeypatch.context() as child:
+        child.setattr(process, "_resets", resets)
+        child.setattr(process, "_pid", process._pid)
+        child.setattr("os.getpid", lambda: -1)
+        assert table.renew()
+
+        assert table.connection._connection is not parents
+        assert table.connection._abandoned == [parents]
+        assert parents.connection is not None
+        table.connection.close()
+    parents.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")

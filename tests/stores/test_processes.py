@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import random
@@ -20,6 +21,7 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import Frame
 from bloomguard.filters.layout import KINDS
 from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.stores import disk
 from bloomguard.stores.file import FileStore
 
 from .conftest import fill, find, key, make_layout
@@ -155,6 +157,26 @@ def test_a_forked_child_opens_its_own(tmp_path, settings):
     process.join()
 
     assert queue.get() == ({}, True)
+
+
+def test_a_child_whose_fork_ran_no_hooks_is_locked_out_by_its_parent(files, monkeypatch):
+    """As in uWSGI, which forks in C: ``flock`` would not exclude a child that shares its parent's open file."""
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.2)
+    lock = files.create("city", "a", make_layout())._locked
+    with lock(True):
+        pass
+    with lock(True):
+        child = ctypes.PyDLL(None).fork()
+        if not child:  # the thread that holds the lock is the one that is copied; in a worker it is another one
+            lock._thread = threading.Lock()
+            try:
+                lock._take()
+            except StoreError:
+                os._exit(7)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 7
 
 
 def test_a_reader_takes_no_lock(files):
