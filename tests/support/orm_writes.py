@@ -240,7 +240,16 @@ def without_autocommit() -> Iterator[None]:
         connection.set_autocommit(True)
 
 
-TRANSACTIONS: list[Callable[[], Any]] = [autocommit, atomic, nested, durable, by_hand, without_autocommit]
+@contextmanager
+def atomic_without_autocommit() -> Iterator[None]:
+    """The block begins and ends no transaction."""
+    with without_autocommit(), atomic():
+        yield
+
+
+TRANSACTIONS: list[Callable[[], Any]] = [
+    autocommit, atomic, nested, durable, by_hand, without_autocommit, atomic_without_autocommit,
+]  # fmt: skip
 
 
 def run(block: Callable[[], Any]) -> list[str]:

@@ -224,7 +224,7 @@ PARTIAL = {
 }
 
 
-@pytest.mark.parametrize("where", ["autocommit", "atomic", "BEGIN", "set_autocommit"])
+@pytest.mark.parametrize("where", ["autocommit", "atomic", "BEGIN", "set_autocommit", "set_autocommit and atomic"])
 @pytest.mark.parametrize(("work", "on_sqlite_alone"), PARTIAL.values(), ids=PARTIAL)
 def test_the_rows_before_an_error_stay_where_they_would(both, where, work, on_sqlite_alone, each_database):
     """And none of them is answered ABSENT, if the caller catches the error and commits."""
@@ -240,10 +240,11 @@ def test_the_rows_before_an_error_stay_where_they_would(both, where, work, on_sq
             execute("BEGIN")
             work()
             execute("COMMIT")
-        elif where == "set_autocommit":
+        elif where.startswith("set_autocommit"):
             connection.set_autocommit(False)
             try:
-                work()
+                with transaction.atomic(database.current, savepoint=False) if "atomic" in where else nullcontext():
+                    work()
             finally:
                 connection.commit()
                 connection.set_autocommit(True)
