@@ -71,7 +71,7 @@ class Definitions:
         if not self._open:
             return False
         with self._lock:
-            going_on = [each for each in self._open if (observer := each()) is not None and observer.is_open]
+            going_on = [each for each in self._open if (observer := each()) is not None and observer.is_going_on]
             if len(going_on) != len(self._open):
                 self._open = going_on
                 self._advance()

@@ -13,6 +13,7 @@ from django.db.backends.postgresql.psycopg_any import errors
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state import transactions
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, introspection
@@ -87,6 +88,40 @@ def test_a_change_of_definitions_is_over_with_its_transaction(built, monkeypatch
             assert load.call_count == 1
     finally:
         execute("DROP TABLE raw_new")
+
+
+def test_definitions_of_another_thread_are_followed_past_its_connection(built, monkeypatch, each_database):
+    """That thread may be using it at this moment: mysqlclient refuses one of the two, or mixes up their replies."""
+    changed, finish = threading.Event(), threading.Event()
+
+    def work():
+        try:
+            execute("BEGIN")
+            execute("CREATE TEMPORARY TABLE raw_new (id integer PRIMARY KEY)")
+            changed.set()
+            finish.wait(60)
+            execute("COMMIT")
+        finally:
+            connections.close_all()
+
+    def ask(connection):
+        asked.append(connection.vendor)
+        return reported(connection)
+
+    asked, reported = [], transactions._reported
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert changed.wait(60)
+        with monkeypatch.context() as patch:
+            patch.setattr(transactions, "_reported", ask)
+            assert consequences.definitions.are_changing()
+            assert "mysql" not in asked
+    finally:
+        finish.set()
+        thread.join()
+
+    assert not consequences.definitions.are_changing()
 
 
 @on_postgresql
