@@ -23,7 +23,7 @@ seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(tim
 _resets: WeakKeyDictionary[object, list[Callable[[Any], object]]] = WeakKeyDictionary()
 _lock = threading.Lock()
 #: The process for which the objects were made, or reset.
-_pid = os.getpid()
+pid = os.getpid()
 _noticing = threading.Lock()
 
 
@@ -48,19 +48,19 @@ def notice_fork() -> None:
 
     Call it before a file lock or a connection is used that a parent may share.
     """
-    if os.getpid() != _pid:
+    if os.getpid() != pid:
         with _noticing:  # not in another thread's way, which has begun to use what is reset
-            if os.getpid() != _pid:
+            if os.getpid() != pid:
                 _run()
 
 
 def _run() -> None:
-    global _lock, _pid
+    global _lock, pid
     _lock = threading.Lock()
     for owner, resets in list(_resets.items()):
         for reset in resets:
             reset(owner)
-    _pid = os.getpid()
+    pid = os.getpid()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork

@@ -70,7 +70,7 @@ def test_a_lock_of_ones_own_is_made_anew(monkeypatch):
 def test_a_child_whose_fork_ran_no_hooks_is_noticed_once(monkeypatch):
     """As in uWSGI: by the number of its process."""
     monkeypatch.setattr(process, "_resets", WeakKeyDictionary())
-    monkeypatch.setattr(process, "_pid", process._pid)
+    monkeypatch.setattr(process, "pid", process.pid)
     told = Told()
     process.notice_fork()
     assert told.times == 0

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .. import process
 from ..exceptions import CorruptFilter, StoreError
 from ..filters.base import BodyFilter
 from ..filters.bulk import np, one_by_one
 from ..filters.codec import Frame
 from ..filters.layout import Layout
-from ..process import after_fork, notice_fork, own_lock
+from ..process import after_fork, own_lock
 from . import disk
 from .base import Generation
 from .disk import fcntl
@@ -225,7 +226,8 @@ class WriteLock:
         return self if exclusive else _shared(self)
 
     def _take(self, shared: bool = False) -> None:
-        notice_fork()
+        if os.getpid() != process.pid:
+            process.notice_fork()
         how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
         if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
             raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")

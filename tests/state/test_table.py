@@ -555,7 +555,7 @@ def test_a_child_whose_fork_ran_no_hooks_has_a_connection_of_its_own(table, monk
     resets = WeakKeyDictionary({each: process._resets[each] for each in (table, table.connection)})
     with monkeypatch.context() as child:
         child.setattr(process, "_resets", resets)
-        child.setattr(process, "_pid", process._pid)
+        child.setattr(process, "pid", process.pid)
         child.setattr("os.getpid", lambda: -1)
         assert table.renew()
 
