@@ -1,0 +1,7 @@
+"""``python -m tests.support.uwsgi`` is uWSGI with these arguments."""
+
+import sys
+
+import pyuwsgi
+
+pyuwsgi.run(["--die-on-term", "--need-app", *sys.argv[1:]])
