@@ -32,10 +32,10 @@ def after_fork(method: Callable[[], Any]) -> None:
     _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
 
 
-def own_lock(owner: object, name: str) -> threading.Lock:
+def own_lock(owner: object, name: str, make: Callable[[], Any] = threading.Lock) -> Any:
     """Return a lock for the attribute ``name`` of ``owner``, which gets a new one in every child."""
-    _append(owner, lambda known: setattr(known, name, threading.Lock()))
-    return threading.Lock()
+    _append(owner, lambda known: setattr(known, name, make()))
+    return make()
 
 
 def _append(owner: object, reset: Callable[[Any], object]) -> None:

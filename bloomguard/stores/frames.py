@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -201,7 +202,7 @@ class FrameGeneration(Generation):
 
 
 class WriteLock:
-    """A thread lock and ``flock`` on a file in the guard's folder, in this order; ``with`` takes the exclusive one.
+    """A thread lock and ``flock`` on a file in the guard's folder, in this order.
 
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
     after a fork, the child opens the file again.
@@ -209,7 +210,7 @@ class WriteLock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
-        self._thread = own_lock(self, "_thread")
+        self._thread: Any = own_lock(self, "_thread", threading.RLock)  # which knows whether this thread has it
         self._fd: int | None = None
         self._checks_due = 1
         self._checks_done = 0  # number of due checks after which the path still named the open file
@@ -221,39 +222,42 @@ class WriteLock:
         if fd is not None:
             close(fd)
 
-    def __call__(self, exclusive: bool) -> AbstractContextManager[None]:
+    def __call__(self, exclusive: bool) -> Turn:
         """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
-        return self if exclusive else _shared(self)
+        return Turn(self, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
-    def _take(self, shared: bool = False) -> None:
-        if os.getpid() != process.pid:
-            process.notice_fork()
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
-            raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
+    def take(self, turn: Turn) -> None:
+        """Lock; see :class:`Turn`."""
+        notice_fork()
+        if self._thread._is_owned():  # as of a signal's handler in the middle of an add: both would set bits
+            raise StoreError(f"this thread holds {self._path} already")
         try:
+            if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
+                raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
+            turn.is_held = True
             if self._fd is not None and self._checks_done == self._checks_due:
                 try:
-                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+                    fcntl.flock(self._fd, turn.how | fcntl.LOCK_NB)
                 except BlockingIOError:
                     pass  # another process has the lock
                 else:
                     if os.fstat(self._fd).st_nlink:
                         return  # hot path
-            self._lock(how)
+            self._lock(turn.how)
         except BaseException as error:
-            try:
-                with suppress(OSError):
-                    self._close()  # which unlocks the file, if it was locked
-            finally:
-                self._thread.release()
+            if self._thread._is_owned():
+                try:
+                    with suppress(OSError):
+                        self._close()  # which unlocks the file, if it was locked
+                finally:
+                    turn.is_held = False
+                    self._thread.release()
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
 
-    __enter__ = _take
-
-    def __exit__(self, *exception: object) -> None:
+    def give_back(self, turn: Turn) -> None:
+        """Unlock."""
         try:
             if self._fd is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -262,6 +266,7 @@ class WriteLock:
                 self._close()
             raise StoreError(f"cannot unlock {self._path}: {error.strerror}") from error
         finally:
+            turn.is_held = False
             self._thread.release()
 
     def recheck(self) -> None:
@@ -287,10 +292,27 @@ class WriteLock:
         self._close()
 
 
-@contextmanager
-def _shared(lock: WriteLock) -> Iterator[None]:
-    lock._take(shared=True)
-    try:
-        yield
-    finally:
-        lock.__exit__()
+class Turn:
+    """One block under ``lock``.
+
+    A time limit or Ctrl-C may raise its exception when ``__exit__`` has just been called, and has done nothing. Then
+    the end of this object unlocks, or every later add of all processes would fail.
+    """
+
+    __slots__ = ("_lock", "how", "is_held")
+
+    def __init__(self, lock: WriteLock, how: int) -> None:
+        self._lock = lock
+        self.how = how
+        self.is_held = False
+
+    def __enter__(self) -> None:
+        self._lock.take(self)
+
+    def __exit__(self, *exception: object) -> None:
+        self._lock.give_back(self)
+
+    def __del__(self) -> None:
+        if self.is_held:
+            with suppress(StoreError, RuntimeError):  # in another thread than that of the block
+                self._lock.give_back(self)

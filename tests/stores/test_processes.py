@@ -168,9 +168,9 @@ def test_a_child_whose_fork_ran_no_hooks_is_locked_out_by_its_parent(files, monk
     with lock(True):
         child = ctypes.PyDLL(None).fork()
         if not child:  # the thread that holds the lock is the one that is copied; in a worker it is another one
-            lock._thread = threading.Lock()
+            lock._thread = threading.RLock()
             try:
-                lock._take()
+                lock(True).__enter__()
             except StoreError:
                 os._exit(7)
             os._exit(0)
