@@ -356,9 +356,9 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
         number = raw.fileno()
     timer = threading.Timer(seconds, cut)
     timer.daemon = True
-    with suppress(RuntimeError):
-        timer.start()
-    try:
+    try:  # from here on: a timer that is left behind might cut what has this number by then
+        with suppress(RuntimeError):
+            timer.start()
         yield
     except DatabaseError as error:
         if is_cut.is_set():

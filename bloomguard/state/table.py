@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
@@ -56,7 +57,7 @@ class StateTable:
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
-        self._lock = own_lock(self, "_lock")
+        self._lock = own_lock(self, "_lock", threading.RLock)
         self._within = Within()
 
     def lease(self, name: str) -> State | None:
@@ -95,9 +96,13 @@ class StateTable:
         if self._within.read is not None:
             return self._renew_within(self._within.read, after)
         notice_fork()
-        if not self._lock.acquire(timeout=_RENEWAL_PATIENCE):
-            return False
+        if self._lock._is_owned():
+            return False  # by the handler of a signal, in the middle of a read
+        is_mine = False
         try:
+            is_mine = self._lock.acquire(timeout=_RENEWAL_PATIENCE)
+            if not is_mine:
+                return False
             now = self.clock()
             if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
@@ -120,7 +125,8 @@ class StateTable:
             self._failed_at = float("-inf")
             return True
         finally:
-            self._lock.release()
+            if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
+                self._lock.release()
 
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""

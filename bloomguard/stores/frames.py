@@ -222,42 +222,46 @@ class WriteLock:
         if fd is not None:
             close(fd)
 
-    def __call__(self, exclusive: bool) -> Turn:
-        """Return a context manager for the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
-        return Turn(self, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+    # A time limit or Ctrl-C may raise its exception at any line, also when `__exit__` has just been called and has done
+    # nothing. A generator is closed at its end, so that this unlocks all the same; else every later add would fail.
 
-    def take(self, turn: Turn) -> None:
-        """Lock; see :class:`Turn`."""
+    @contextmanager
+    def __call__(self, exclusive: bool) -> Iterator[None]:
+        """Hold the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
+        self._take(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            self._give_back()
+
+    def _take(self, how: int) -> None:
         notice_fork()
         if self._thread._is_owned():  # as of a signal's handler in the middle of an add: both would set bits
             raise StoreError(f"this thread holds {self._path} already")
         try:
             if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
                 raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
-            turn.is_held = True
             if self._fd is not None and self._checks_done == self._checks_due:
                 try:
-                    fcntl.flock(self._fd, turn.how | fcntl.LOCK_NB)
+                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
                 except BlockingIOError:
                     pass  # another process has the lock
                 else:
                     if os.fstat(self._fd).st_nlink:
                         return  # hot path
-            self._lock(turn.how)
+            self._lock(how)
         except BaseException as error:
             if self._thread._is_owned():
                 try:
                     with suppress(OSError):
                         self._close()  # which unlocks the file, if it was locked
                 finally:
-                    turn.is_held = False
                     self._thread.release()
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
 
-    def give_back(self, turn: Turn) -> None:
-        """Unlock."""
+    def _give_back(self) -> None:
         try:
             if self._fd is not None:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -266,7 +270,6 @@ class WriteLock:
                 self._close()
             raise StoreError(f"cannot unlock {self._path}: {error.strerror}") from error
         finally:
-            turn.is_held = False
             self._thread.release()
 
     def recheck(self) -> None:
@@ -290,29 +293,3 @@ class WriteLock:
 
     def __del__(self) -> None:
         self._close()
-
-
-class Turn:
-    """One block under ``lock``.
-
-    A time limit or Ctrl-C may raise its exception when ``__exit__`` has just been called, and has done nothing. Then
-    the end of this object unlocks, or every later add of all processes would fail.
-    """
-
-    __slots__ = ("_lock", "how", "is_held")
-
-    def __init__(self, lock: WriteLock, how: int) -> None:
-        self._lock = lock
-        self.how = how
-        self.is_held = False
-
-    def __enter__(self) -> None:
-        self._lock.take(self)
-
-    def __exit__(self, *exception: object) -> None:
-        self._lock.give_back(self)
-
-    def __del__(self) -> None:
-        if self.is_held:
-            with suppress(StoreError, RuntimeError):  # in another thread than that of the block
-                self._lock.give_back(self)

@@ -122,11 +122,12 @@ class Scheduler:
 
 
 class Lock:
-    """A ``threading.Lock`` between agents."""
+    """A ``threading.RLock`` between agents, which are threads; none takes one twice."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._held = False
+        self._holder = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         until = self._scheduler.now + timeout
@@ -134,8 +135,11 @@ class Lock:
             if not blocking or (timeout >= 0 and self._scheduler.now >= until):
                 return False
             self._scheduler.sleep(TICK)
-        self._held = True
+        self._held, self._holder = True, threading.get_ident()
         return True
+
+    def _is_owned(self) -> bool:
+        return self._held and self._holder == threading.get_ident()
 
     def release(self) -> None:
         self._held = False

@@ -583,3 +583,26 @@ def test_a_forked_child_has_a_connection_of_its_own(table, monkeypatch):
     assert table.connection.execute("SELECT 1")[0] == [(1,)]
     assert table.connection._connection is mine
     table.connection.close()
+
+
+def test_an_interrupted_reader_leaves_nothing_locked(table, monkeypatch):
+    """A time limit may raise its exception right after the lock was taken."""
+
+    class Interrupted:
+        def __init__(self, own):
+            self.own, self.release, self._is_owned = own, own.release, own._is_owned
+
+        def acquire(self, **named):
+            self.own.acquire(**named)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "_lock", Interrupted(table._lock))
+        with pytest.raises(KeyboardInterrupt):
+            table.renew()
+    done = []
+    thread = threading.Thread(target=lambda: (done.append(table.renew()), connections.close_all()))
+    thread.start()
+    thread.join(60)
+
+    assert done == [True]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import suppress
+from contextlib import _GeneratorContextManager, suppress
 
 import pytest
 
 from bloomguard.exceptions import StoreError
-from bloomguard.stores import frames
 from bloomguard.stores.file import FileStore
 
 from .conftest import find, key, make_layout
@@ -58,7 +57,7 @@ def test_an_interrupted_writer_leaves_nothing_locked(files, monkeypatch, where):
         elif where == "flock":
             patch.setattr(os, "fstat", interrupt)
         else:
-            patch.setattr(frames.Turn, "__exit__", interrupt)
+            patch.setattr(_GeneratorContextManager, "__exit__", interrupt)
         write()
 
     for each in (made, other):
