@@ -179,6 +179,7 @@ class SimulatedRows:
 
     vendor = "postgresql"
     execute_wrappers = ()
+    commit_on_exit = True
     wrap_database_errors = nullcontext()
     Database = django.db
 

@@ -122,12 +122,12 @@ class Scheduler:
 
 
 class Lock:
-    """A ``threading.RLock`` between agents, which are threads; none takes one twice."""
+    """A ``threading.RLock`` between agents; none takes one twice."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._held = False
-        self._holder = 0
+        self._holder: object = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         until = self._scheduler.now + timeout
@@ -135,11 +135,11 @@ class Lock:
             if not blocking or (timeout >= 0 and self._scheduler.now >= until):
                 return False
             self._scheduler.sleep(TICK)
-        self._held, self._holder = True, threading.get_ident()
+        self._held, self._holder = True, greenlet.getcurrent()
         return True
 
     def _is_owned(self) -> bool:
-        return self._held and self._holder == threading.get_ident()
+        return self._held and self._holder is greenlet.getcurrent()
 
     def release(self) -> None:
         self._held = False
