@@ -235,7 +235,8 @@ class WriteLock:
             self._give_back()
 
     def _take(self, how: int) -> None:
-        notice_fork()
+        if os.getpid() != process.pid:
+            process.notice_fork()
         if self._thread._is_owned():  # as of a signal's handler in the middle of an add: both would set bits
             raise StoreError(f"this thread holds {self._path} already")
         try:

@@ -1,4 +1,4 @@
-"""The door behind real servers: gunicorn, uWSGI, uvicorn and granian."""
+"""The door behind real servers: gunicorn, uvicorn and granian."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ SERVERS = {
     "gunicorn gthread": "gunicorn -w 1 -k gthread --threads 4 -b 127.0.0.1:{port} tests.support.front_site:application",
     "gunicorn preload": "gunicorn -w 2 --preload -b 127.0.0.1:{port} tests.support.front_site:application",
     "uvicorn": "uvicorn --port {port} --lifespan off tests.support.front_site:async_application",
-    "uwsgi": "tests.support.uwsgi --http-socket 127.0.0.1:{port} --master -p 2 -w tests.support.front_site",
     "granian wsgi": "granian --interface wsgi --port {port} tests.support.front_site:application",
     "granian asgi": "granian --interface asginl --port {port} tests.support.front_site:async_application",
 }

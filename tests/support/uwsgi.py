@@ -4,4 +4,4 @@ import sys
 
 import pyuwsgi
 
-pyuwsgi.run(["--die-on-term", "--need-app", *sys.argv[1:]])
+pyuwsgi.run(["--die-on-term", "--need-app", "--disable-logging", *sys.argv[1:]])
