@@ -21,7 +21,7 @@ from ..process import own_lock
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
-from .catalogue import Catalogue
+from .catalogue import ROW, WRITES, Catalogue
 from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
@@ -108,8 +108,8 @@ class DatabaseCache:
         self.trusts_names = False
         #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.
         self.refusals: dict[tuple[str, str], frozenset[str]] = {}
-        #: Whether statements on a table affect no guard beyond those of the table itself.
-        self.quiet: dict[str, bool] = {}
+        self._writers: list[str] = []
+        self._quiet: dict[str, bool] = {}
 
     @property
     def is_current(self) -> bool:
@@ -137,6 +137,30 @@ class DatabaseCache:
         rows = [states.table.known(guard.name) for guard in self.guards]
         before, self.generations = self.generations, tuple((row.active, row.building) for row in rows)
         return before is None or before == self.generations
+
+    def learn(self, catalogue: Catalogue) -> None:
+        """Keep the database's catalogue. Other threads use what it gives from the last assignment on."""
+        self._writers = [name for name in catalogue.functions if self._reaches({Effect("call", name)}, catalogue)]
+        self.trusts_names = not catalogue.of_rows.union(NEVER_FUNCTIONS).intersection(self._writers)
+        self.catalogue = catalogue
+
+    def is_quiet(self, table: str) -> bool:
+        """Return whether statements on ``table`` certainly affect no guard beyond those of the table itself."""
+        if self.catalogue is None:
+            return False
+        found = self._quiet.get(table)
+        if found is None:
+            name = bare(table, self.vendor)
+            every = {Effect(verb, name) for verb in WRITES}
+            is_own = SYSTEM_TABLES.fullmatch(name) is None
+            found = self._quiet[table] = is_own and not self._writers and not self._reaches(every, self.catalogue)
+        return found
+
+    def _reaches(self, effects: Iterable[Effect], catalogue: Catalogue) -> bool:
+        return any(
+            effect.verb == "any" or (effect.name in self.tables and effect.verb in ROW)
+            for effect, _ in catalogue.follow(effects)
+        )
 
     def add(self, sql: str, own: str = "") -> None:
         """Cache ``sql`` as a text that writes nothing of a guard, but for what the ORM writes to the table ``own``."""
@@ -304,32 +328,5 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     if connection.alias in definitions.temporary:
         return None
     if not definitions.are_changing() and seen == definitions.stamp:
-        cache.quiet = quiet = _Quiet(cache, catalogue)
-        cache.trusts_names = NEVER_FUNCTIONS.isdisjoint(quiet.writers) and catalogue.of_rows.isdisjoint(quiet.writers)
-        cache.catalogue = catalogue
+        cache.learn(catalogue)
     return catalogue
-
-
-class _Quiet(dict[str, bool]):
-    """Table -> whether statements on it affect no guard beyond those of the table itself."""
-
-    def __init__(self, cache: DatabaseCache, catalogue: Catalogue) -> None:
-        self.cache = cache
-        self.catalogue = catalogue
-        self.writers = [name for name in catalogue.functions if self._reaches({Effect("call", name)})]
-
-    def _reaches(self, effects: Iterable[Effect]) -> bool:
-        return any(
-            effect.verb == "any" or (effect.name in self.cache.tables and effect.verb in ("insert", "update"))
-            for effect, _ in self.catalogue.follow(effects)
-        )
-
-    def get(self, table: str, default: Any = None) -> bool:
-        """Return it, computed once for each table."""
-        found = super().get(table)
-        if found is None:
-            name = bare(table, self.cache.vendor)
-            every = {Effect(verb, name) for verb in ("insert", "update", "delete")}
-            is_own = SYSTEM_TABLES.fullmatch(name) is None
-            found = self[table] = is_own and not self.writers and not self._reaches(every)
-        return found

@@ -119,7 +119,7 @@ def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> b
         cache.add(sql)
         return True
     usual = _USUAL.match(sql)
-    if usual is None or ";" in sql or not cache.quiet.get((table := usual[2] or usual[3]).lower()):
+    if usual is None or ";" in sql or not cache.is_quiet((table := usual[2] or usual[3]).lower()):
         return False
     if table == own:
         cache.add(sql, table)

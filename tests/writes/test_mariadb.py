@@ -389,7 +389,7 @@ def test_nothing_is_taken_for_a_plain_read(sql):
 def test_the_servers_own_procedures_slow_no_write(built):
     """No write can call those of `mysql`, so what one may cause is found out once a table; a CALL of one fences."""
     Product.objects.create(pk=2)
-    quiet = consequences.current_cache("mariadb").quiet.get("shop_product")
+    quiet = consequences.current_cache("mariadb").is_quiet("shop_product")
     before = status("product")
     with suppress(DatabaseError):
         execute("CALL mysql.DropGeometryColumn('', '', 'nothing', 'place')")
