@@ -487,18 +487,28 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
 def hurry(monkeypatch, clock):
     """Return ``hurry(is_hopeless)``: who waits for an event that is hopeless loses patience at once, on its own clock.
 
-    All who wait for one event move the clock once: it would overtake those who wait for another.
+    All who wait for one event move the clock once: it would overtake those who wait for another. Whoever sleeps, for
+    another process, moves it only when so many ``others`` wait for an event that is not hopeless.
     """
-    monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock, sleep=clock.sleep))
-    wait, lock, until = futures.wait, threading.Lock(), {}
+    wait, lock, until, waiting = futures.wait, threading.Lock(), {}, threading.Semaphore(0)
 
-    def start(is_hopeless):
+    def start(is_hopeless, others=0):
+        def sleep(seconds):
+            nonlocal others
+            while others:
+                waiting.acquire()
+                others -= 1
+            clock.sleep(seconds)
+
+        monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+
         def waits(given, seconds):
             [future] = given
             if is_hopeless(future):
                 with lock:
                     clock.sleep(max(until.setdefault(future, clock() + seconds) - clock(), 0))
             else:
+                waiting.release()
                 wait([future], 60)
 
         waited(monkeypatch, waits)
@@ -514,7 +524,7 @@ def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
     stuck.start()
     assert hanging.wait(60)
     [flight] = cache_aside.flights._under_way.values()
-    hurry(lambda future: future is flight.done)
+    hurry(lambda future: future is flight.done, others=49)
 
     found = crowd(lambda: get_or_load("product", 7, loader), 50)
 
