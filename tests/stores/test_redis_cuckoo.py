@@ -193,6 +193,18 @@ def test_a_full_filter_takes_all_that_comes(store):
         decode(frame.buffer)
 
 
+def test_what_only_seems_to_have_spilled_is_in_the_journal(store):
+    """During a build the shard on the server, with its spill, is replaced: what that lets pass may be nowhere else."""
+    made = store.create("city", "a", small(32))
+    other = store.open("city", "a", find)
+    for start in range(0, 2_000, 50):
+        other.add(list(map(key, range(start, start + 50))), once=True)
+
+    made.seal()
+
+    assert all(other.might_contain_many(map(key, range(2_000))))
+
+
 def test_a_server_that_forgot_the_script_is_told_it_again(store, server):
     """After ``SCRIPT FLUSH`` the next change sends the script in full, once; no change is lost or made twice."""
     made = store.create("city", "a", make_layout("cuckoo"))
