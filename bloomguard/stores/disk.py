@@ -187,23 +187,28 @@ _STATX_BYTES, _BIRTH_AT = 256, 80
 def boot_id() -> str:
     """Return an ID of the host's current boot. Data that was not on the disk when the host went down is lost.
 
-    Linux has a file for it, macOS and the BSDs have values of the kernel. Elsewhere it is an ID of the host alone. If
-    the file cannot be read again, as without a free descriptor, the boot is still that of before. Raises
-    :class:`OSError` if it could never be read.
+    Linux has a file for it, macOS and the BSDs have values of the kernel. If the file cannot be read again, as without
+    a free descriptor, the boot is still that of before. Raises :class:`OSError` if it is unknown, as in a service or a
+    chroot that does not see the file: no other number of the host changes at each boot, and at no other time. Only
+    Windows, which has no file store, gets an ID of the host alone.
     """
-    if BOOT_ID.exists():
-        try:
-            _read_before[BOOT_ID] = BOOT_ID.read_text().strip()
-        except OSError:
-            if BOOT_ID not in _read_before:
-                raise
-        return _read_before[BOOT_ID]
-    found = next(filter(None, map(_sysctl, _BOOTS)), b"")
-    return f"{found.hex()}@{uuid.getnode()}" if found else f"node:{uuid.getnode()}"
+    try:
+        known = BOOT_ID.read_text().strip()
+        if not known:
+            raise OSError(errno.ENODATA, "it is empty", str(BOOT_ID))
+        _read_before[BOOT_ID] = known
+    except OSError:
+        if BOOT_ID in _read_before:
+            return _read_before[BOOT_ID]
+        found = next(filter(None, map(_sysctl, _BOOTS)), b"")
+        if not found and fcntl is not None:
+            raise
+        return f"{found.hex()}@{uuid.getnode()}" if found else f"node:{uuid.getnode()}"
+    return known
 
 
 def comparable_boot_id() -> str:
-    """Return :func:`boot_id`, or a text that equals no other if it cannot be read. Never raises."""
+    """Return :func:`boot_id`, or a text that equals no other if it is unknown. Never raises."""
     try:
         return boot_id()
     except OSError:

@@ -67,17 +67,26 @@ class FileStore(Store):
 
         The boot ID is part of it because a crash of the host may lose writes; device and inode, because containers
         from one image each have a copy of the folder. Raises :class:`StoreError` if other users could have written it,
-        or this one may not read it.
+        if this one may not read it, or if the boot is unknown.
         """
         try:
             check_folder(self.path, may_be_link=True)
             life = disk.read_private(self.path / disk.IDENTITY, _IDENTITY_BYTES).decode(errors="replace")
-            place = f"{life}:{disk.boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
+            place = f"{life}:{self._boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
         except PermissionError as error:  # as after a rebuild_filter by root: a rebuild by this user does not help
             raise StoreError(self._cannot("read", error)) from error
         except OSError:
             return ""
         return "file:" + hashlib.sha256(place.encode()).hexdigest()[:40]
+
+    def _boot_id(self) -> str:
+        try:
+            return disk.boot_id()
+        except OSError as error:
+            raise StoreError(
+                f"the store {self.alias!r} cannot tell whether the host has restarted, as this process cannot read "
+                f"{disk.BOOT_ID}: {error.strerror}; a service needs ProcSubset=all, a chroot its own /proc"
+            ) from error
 
     def _folder(self, guard: str) -> Path:
         return disk.guard_folder(self.path, guard)

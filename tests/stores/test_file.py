@@ -10,6 +10,7 @@ import socket
 import stat
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ import pytest
 
 from bloomguard.exceptions import ConfigurationError, StoreError
 from bloomguard.filters import CorruptFilter
+from bloomguard.stores import disk
 from bloomguard.stores.disk import draft_of
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
@@ -151,12 +153,29 @@ def test_another_boot_is_another_store(files, monkeypatch, tmp_path):
     assert files.identity not in (before, "")
 
 
-def test_a_host_without_a_boot_id_has_an_identity_too(files, monkeypatch, tmp_path):
-    """Where the system tells no boot, the host's own number stands for it."""
-    files.create("city", "a", make_layout())
-    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "none")
+@pytest.mark.parametrize("content", [None, ""], ids=["no file", "an empty one"])
+def test_a_process_that_does_not_see_the_boot_trusts_no_file(files, monkeypatch, tmp_path, content):
+    """As a service with ``ProcSubset=pid``: after a crash of the host it would trust what lacks the last adds."""
+    hidden = tmp_path / "boot_id"
+    if content is not None:
+        hidden.write_text(content)
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", hidden)
+    monkeypatch.setattr("bloomguard.stores.disk._libc_sysctl", None)
 
-    assert files.identity.startswith("file:")
+    with pytest.raises(StoreError, match=r"cannot tell whether the host has restarted.*ProcSubset"):
+        files.create("city", "a", make_layout())
+    with pytest.raises(StoreError, match="cannot tell whether the host has restarted"):
+        files.identity  # noqa: B018
+    assert len({disk.comparable_boot_id(), disk.comparable_boot_id()}) == 2
+
+
+def test_windows_has_an_id_of_the_host(monkeypatch, tmp_path):
+    """It has no file store; with filters on a server, a SQLite database there keeps its identity."""
+    monkeypatch.setattr("bloomguard.stores.disk.BOOT_ID", tmp_path / "none")
+    monkeypatch.setattr("bloomguard.stores.disk._libc_sysctl", None)
+    monkeypatch.setattr("bloomguard.stores.disk.fcntl", None)
+
+    assert disk.boot_id() == disk.comparable_boot_id() == f"node:{uuid.getnode()}"
 
 
 def test_each_boot_of_a_mac_is_another_store(files, monkeypatch, tmp_path):
