@@ -24,6 +24,8 @@ except ImportError:  # Windows: the file store refuses to start, and all else wo
 
 #: Maximum time to wait for the lock of another writer, of a generation or of a page of metrics.
 LOCK_SECONDS = 1.0
+#: The content of a lock's file. Each writer writes it again, which needs no space, to learn whether the disk takes it.
+LOCK_BYTE = b"\n"
 
 # -- file system types
 

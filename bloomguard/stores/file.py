@@ -113,7 +113,7 @@ class FileStore(Store):
             self._write_once(self.path / disk.IGNORE, "*\n")
             self._write_once(self.path / disk.CACHE_TAG, _CACHE_TAG)
             self._write_once(self.path / disk.IDENTITY, uuid.uuid4().hex)
-            self._write_once(self._folder(guard) / "lock", "")
+            self._write_once(self._folder(guard) / "lock", disk.LOCK_BYTE.decode())
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
         if not self.identity:

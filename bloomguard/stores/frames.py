@@ -206,6 +206,10 @@ class WriteLock:
 
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
     after a fork, the child opens the file again.
+
+    The exclusive lock writes a byte to its file. If an error has made the file system read-only, or a file system that
+    writes each change to a new place is full, that fails. The mapped file might still take the bits, in memory alone:
+    lost as soon as the disk is repaired and mounted again. Or the kernel would kill the process (SIGBUS).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -242,15 +246,9 @@ class WriteLock:
         try:
             if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
                 raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
-            if self._fd is not None and self._checks_done == self._checks_due:
-                try:
-                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    pass  # another process has the lock
-                else:
-                    if os.fstat(self._fd).st_nlink:
-                        return  # hot path
-            self._lock(how)
+            fd = self._lock(how)
+            if how == fcntl.LOCK_EX:
+                os.pwrite(fd, disk.LOCK_BYTE, 0)
         except BaseException as error:
             if self._thread._is_owned():
                 try:
@@ -277,8 +275,19 @@ class WriteLock:
         """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
         self._checks_due += 1
 
-    def _lock(self, how: int) -> None:
-        """Lock the file that the path names now. A lock on the file of a removed folder would exclude no process."""
+    def _lock(self, how: int) -> int:
+        """Lock the file that the path names now, and return its descriptor.
+
+        A lock on the file of a removed folder would exclude no process.
+        """
+        if self._fd is not None and self._checks_done == self._checks_due:
+            try:
+                fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                pass  # another process has the lock
+            else:
+                if os.fstat(self._fd).st_nlink:
+                    return self._fd  # hot path
         deadline = time.monotonic() + disk.LOCK_SECONDS
         while True:
             if self._fd is None:
@@ -289,7 +298,7 @@ class WriteLock:
             with suppress(FileNotFoundError):
                 if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
                     self._checks_done = due
-                    return
+                    return self._fd
             self._close()
 
     def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import _GeneratorContextManager, suppress
@@ -72,3 +73,32 @@ def test_a_thread_does_not_write_in_the_middle_of_its_own_write(files):
     made.add([key(1)])
 
     assert made.might_contain(key(1))
+
+
+def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
+    """After an error ext4 is read-only, but mapped files still take bits in memory, which are lost when it is repaired
+    and mounted again, without a reboot. Other file systems kill whoever writes to a mapped file (SIGBUS)."""
+    made = files.create("city", "a", make_layout())
+    made.add([key(1)])
+    bits = bytes(made.read_shard(0).buffer)
+
+    def refuse(*args):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", refuse)
+        for keys in ([key(2)], list(map(key, range(100, 200))), list(map(key, range(1_000, 9_000)))):
+            with pytest.raises(StoreError, match="Read-only"):
+                made.add(keys)
+        assert made.might_contain(key(1))
+    assert made.read_shard(0).buffer == bits
+
+    made.add([key(2)])
+    assert made.might_contain(key(2))
+
+
+def test_to_ask_a_full_disk_takes_no_space(files):
+    """A writer that cannot write its byte disables the guard: the file has it before the disk is full."""
+    files.create("city", "a", make_layout()).add([key(1)])
+
+    assert (files.path / "city" / "lock").stat().st_size == 1
