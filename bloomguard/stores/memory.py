@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
@@ -40,7 +41,10 @@ class MemoryStore(Store):
         return f"memory:{self._life}:{os.getpid()}"
 
     @contextmanager
-    def _locked(self, exclusive: bool) -> Iterator[None]:
+    def _locked(self, identity: str, exclusive: bool) -> Iterator[None]:
+        """Lock out the other threads; raises :class:`StoreError` in a child, whose adds no other process would see."""
+        if self.identity != identity:
+            raise StoreError(f"this filter of the store {self.alias!r} is a copy from the memory of another process")
         with self._lock:
             yield
 
@@ -55,7 +59,7 @@ class MemoryStore(Store):
         for header, buffer in zip(layout.headers, buffers):
             Frame.format(header, buffer)
         self._buffers[guard, name] = buffers
-        return FrameGeneration(name, layout, buffers, self._locked)
+        return FrameGeneration(name, layout, buffers, partial(self._locked, self.identity))
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         buffers = self._buffers.get((guard, name))
@@ -63,7 +67,7 @@ class MemoryStore(Store):
             raise UnknownGeneration(f"the store {self.alias!r} has no generation {name} of {guard}")
         size = sum(len(buffer) for buffer in buffers)
         layout = self._layout(guard, name, "", Header.unpack(buffers[0]), size, find_key_hash)
-        return FrameGeneration(name, layout, buffers, self._locked)
+        return FrameGeneration(name, layout, buffers, partial(self._locked, self.identity))
 
     def drop(self, guard: str, name: str) -> None:
         self._buffers.pop((guard, name), None)

@@ -521,6 +521,22 @@ def test_a_child_with_the_process_number_of_an_ancestor_has_a_memory_of_its_own(
     assert store.identity != before
 
 
+def test_a_child_whose_fork_ran_no_hooks_takes_no_add(monkeypatch):
+    """For a second it trusts the state row that its parent read: its siblings would answer without its new rows."""
+    store = MemoryStore("default")
+    made = store.create("city", "a", make_layout())
+    made.add([key(1)])
+
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    for keys in ([key(2)], list(map(key, range(100, 200))), list(map(key, range(1_000, 9_000)))):
+        with pytest.raises(StoreError, match="memory of another process"):
+            made.add(keys)
+
+    monkeypatch.undo()
+    made.add([key(2)])
+    assert made.might_contain(key(2))
+
+
 def test_a_child_whose_fork_ran_no_hooks_has_a_memory_of_its_own(monkeypatch):
     """As in uWSGI: the number of its process tells it from its parent."""
     store = MemoryStore("default")
