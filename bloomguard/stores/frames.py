@@ -207,9 +207,9 @@ class WriteLock:
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
     after a fork, the child opens the file again.
 
-    The exclusive lock writes a byte to its file. If an error has made the file system read-only, or a file system that
-    writes each change to a new place is full, that fails. The mapped file might still take the bits, in memory alone:
-    lost as soon as the disk is repaired and mounted again. Or the kernel would kill the process (SIGBUS).
+    The exclusive lock writes a byte to its file. That fails if an error has made the file system read-only: the mapped
+    file would still take the bits, in memory alone, lost as soon as the disk is repaired and mounted again. It also
+    fails on a full disk where each change needs new space (btrfs): the kernel would kill the process (SIGBUS).
     """
 
     def __init__(self, folder: Path) -> None:
