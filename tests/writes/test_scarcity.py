@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from django.db import transaction
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
-from bloomguard.state.row import ARMED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import disk
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product, Short
@@ -150,3 +151,19 @@ def test_a_thread_that_outlives_the_program_writes(start, clock):
     assert state.table.current("product").status == ARMED
     clock.now += 10
     assert registry["product"].verdict(3) == Verdict.MAYBE
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_disk_that_takes_no_writes_fails_no_write(write, short, monkeypatch):
+    """The database may be on another one: the row is saved, and the filter, which could lose its key, is not used."""
+
+    def refuse(*args):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "pwrite", refuse)
+
+    write()
+
+    assert Verdict.ABSENT not in verdicts(short)
+    is_written = Short.objects.filter(slug="new").exists()
+    assert state.table.current("short").status == (FENCED if is_written else ARMED)
