@@ -1051,3 +1051,19 @@ def test_deploy_checks_ask_every_store(settings, server):
     assert "bloomguard.W109" in plain
     asked = set(deployed) - set(plain)
     assert asked - {"bloomguard.W030"} == {"bloomguard.W022"}  # and no guard has a filter yet
+
+
+@pytest.mark.parametrize("server", [b"run_id:", b"run_id:0000", b"run_id:a1"])
+@pytest.mark.parametrize("replication", [b"master_replid:", b"master_replid:0000", b"master_replid:b2"])
+def test_a_server_that_does_not_say_which_one_it_is_has_no_identity(server, replication):
+    """As behind a proxy: its connections stay open when another server takes over, and all would have one identity."""
+    replies = [b"# Server\r\n%s\r\n" % server, b"role:master\r\n%s\r\n" % replication]
+
+    def read():
+        return Server().read_greeting(replies, 0.0).identity
+
+    if server.endswith(b"a1") and replication.endswith(b"b2"):
+        assert read() == "redis:b2:a1"
+    else:
+        with pytest.raises(redis.ResponseError, match="a failover would go unnoticed"):
+            read()

@@ -174,7 +174,7 @@ class Server:
     def read_greeting(self, replies: Sequence[Any], asked: float) -> ServerId:
         """Return the identity in the replies to :attr:`greeting`; raises the exceptions of redis-py."""
         server, *rest = replies
-        return _server_id(_field(server, "run_id"), rest, asked)
+        return _server_id(_own_id(server, "run_id"), rest, asked)
 
 
 class RoundTrip:
@@ -284,7 +284,7 @@ def _server_id(run_id: str, replies: Sequence[Any], at: float) -> ServerId:
     replication, *rest = replies
     if _field(replication, "role") != "master":
         raise redis.ReadOnlyError("READONLY the server is a replica; give the address of the primary")
-    identity = f"redis:{_field(replication, 'master_replid')}:{run_id}"
+    identity = f"redis:{_own_id(replication, 'master_replid')}:{run_id}"
     for cluster in rest:
         identity += f":{_field(cluster, 'cluster_my_epoch')}"
     return ServerId(identity, run_id, at)
@@ -295,6 +295,14 @@ def _field(info: bytes, name: str) -> str:
     if not found:
         raise redis.ResponseError(f"the reply to INFO has no {name}")
     return rest.partition(b"\n")[0].decode(errors="replace").strip()
+
+
+def _own_id(info: bytes, name: str) -> str:
+    """Return an ID of the server; raises :class:`ResponseError` for one that all servers have, as behind a proxy."""
+    found = _field(info, name)
+    if not found.strip("0"):
+        raise redis.ResponseError(f"the {name} in the reply to INFO is {found!r}, so a failover would go unnoticed")
+    return found
 
 
 def _unavailable(error: Exception, clustered: bool) -> StoreError:
