@@ -75,7 +75,7 @@ class RowLookup:
             return NO_KEY
         where = query.where
         conditions: list[Any] = where.children
-        if len(conditions) != 1 or where.negated or type(conditions[0]) not in EXACT:
+        if len(conditions) != 1 or where.negated or type(where) is not WhereNode or type(conditions[0]) not in EXACT:
             return self._value_among(query)
         column, value = conditions[0].lhs, conditions[0].rhs
         if type(column) is not Col or id(column.target) not in self.places or self._width != 1:
@@ -191,9 +191,12 @@ def _is_value(value: Any) -> bool:
 
 
 def conditions_of(where: WhereNode) -> Sequence[Any]:
-    """Return the conditions that are joined by AND, from all levels of nesting."""
+    """Return the conditions that are joined by AND, from all levels of nesting.
+
+    A node of the project's own class counts as one condition: it may join its children in its own way.
+    """
     children: list[Any] = where.children
-    if where.negated or (where.connector != AND and len(children) != 1):
+    if where.negated or (where.connector != AND and len(children) != 1) or type(where) is not WhereNode:
         return (where,)
     for child in children:
         if isinstance(child, WhereNode):

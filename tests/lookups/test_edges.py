@@ -15,6 +15,7 @@ from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable
+from django.db.models.sql.where import OR, WhereNode
 
 from bloomguard import get_or_load
 from bloomguard.guards import counters as counts
@@ -318,6 +319,22 @@ def test_a_query_whose_table_has_another_name_is_sent(lookups, monkeypatch):  # 
     """It may be a partition of the project's; here there is no such table, so the database refuses it."""
     with reading_elsewhere("name", monkeypatch) as found, pytest.raises(DatabaseError):
         found.first()
+
+
+class Either(WhereNode):
+    """Joins its children by OR, whatever its connector says."""
+
+    def as_sql(self, compiler, connection):
+        return WhereNode(self.children, OR).as_sql(compiler, connection)
+
+
+@pytest.mark.parametrize("where", [Either, lambda children: WhereNode([Either(children)])], ids=["whole", "part"])
+def test_a_where_that_the_project_joins_in_its_own_way_is_sent(lookups, where):  # noqa: F811
+    """Only its own ``as_sql`` knows what it finds: here another row too."""
+    found = rows.filter(pk=ABSENT)
+    found.query.where = where([*rows.filter(pk=7).query.where.children, *found.query.where.children])
+
+    assert found.get().name == "tea"
 
 
 def test_what_another_table_lacks_is_not_taken_for_missing(lookups, monkeypatch):  # noqa: F811
