@@ -19,7 +19,7 @@ from django.db.models.signals import post_migrate
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
-from bloomguard.guards.places import schemas
+from bloomguard.guards.places import schemas, strayed
 from bloomguard.lookups import context, select
 from bloomguard.metrics import flusher
 from bloomguard.models import GuardState
@@ -218,6 +218,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     schemas.forget()
+    strayed.clear()
     for guard in registry:
         guard._runtime.active_filter.forget()
 

@@ -13,6 +13,7 @@ into a schema, or grants, is overlooked for that long.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -60,6 +61,14 @@ _LASTING = {
     "WHERE datname = current_database()",
     "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
 }
+
+#: The aliases for which no guard answers: on MySQL and MariaDB a connection of this process may read another database,
+#: as after USE, or deleted rows of a system-versioned table.
+strayed: set[str] = set()
+#: A statement may begin after another one or after a comment; an index hint is none.
+_STRAYS = re.compile(
+    r"(?:\A|[;\n]|\*/|/\*M?!\d*)\s*USE\b(?!\s+(?:INDEX|KEY)\b)|\bsystem_versioning_asof\b", re.IGNORECASE
+)
 
 #: An event loop may be held up for so long between two lines.
 _NEXT_SECONDS = 0.1
@@ -133,6 +142,15 @@ class Schemas:
 
 
 schemas = Schemas()
+
+
+def note_stray(text: str, connection: Any) -> None:
+    """Record that a connection may read other rows by the same names, if the statement ``text`` may cause that.
+
+    For as long as the process lives: when another connection takes its place is not followed.
+    """
+    if connection.vendor == "mysql" and _STRAYS.search(text) is not None:
+        strayed.add(connection.alias)
 
 
 def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -260,7 +278,7 @@ class Place:
         alias, home = router.db_for_read(self._guard.model), source.rpartition("/")[0]
         # A router that chooses one of several replicas may name another one now.
         is_home = leads_to(alias, home) or router.db_for_write(self._guard.model) == home
-        return alias if is_home else ""
+        return alias if is_home and alias not in strayed else ""
 
     def is_certain(self) -> bool:
         """Return whether this process would read the table that the guard's filter was built from. May query."""

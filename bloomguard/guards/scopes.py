@@ -33,7 +33,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database
+from .places import Place, databases_of, name_of_database, strayed
 
 if TYPE_CHECKING:
     from ..stores import Generation
@@ -121,6 +121,8 @@ class Scopes(Place):
         """Return the scope that the next query of ``connection`` would read."""
         if not self._is_by_database:
             return self._next_schema(connection)
+        if connection.alias in strayed:
+            raise NoScope("a connection to it may read another database")
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
         if alias != written and alias == router.db_for_read(model) and alias not in self._guard.scopes():

@@ -17,6 +17,7 @@ from ..exceptions import ConfigurationError
 from ..verdicts import ABSENT, MAYBE, Decision
 from . import spot_checks
 from .counters import drawn, listeners
+from .places import strayed
 from .unadded import unadded
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
                     or guard.mode != "enforce"
                     or active.table.lease(guard.name) is not row
                     or router.db_for_read(model) != alias
+                    or alias in strayed
                     or (unadded.writers and unadded.may_have(guard.name))
                 ):
                     return None

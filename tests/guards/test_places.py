@@ -14,6 +14,7 @@ from bloomguard import get_or_load
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import places, registry, runtime
+from bloomguard.guards.keys import NoScope
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
 from bloomguard.lookups.context import LookupContext, contexts
@@ -23,9 +24,11 @@ from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE
+from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE, Verdict
 from tests.shop.models import Product
 from tests.support import database
+from tests.support.guarding import make_guard
+from tests.support.mariadb import is_missing
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -358,3 +361,74 @@ def test_databases_of(monkeypatch):
 
     monkeypatch.setattr(database.Router, "db_for_read", lambda self, model, **hints: "postgresql", raising=False)
     assert databases_of(Product) == [alias for alias in connections if alias != "postgresql"]
+
+
+# -- MySQL and MariaDB, where a statement may lead a session to other rows of the same name
+
+
+@pytest.fixture
+def on_mariadb(monkeypatch, build):
+    """Product 1, with a filter, and 8, which was deleted before. Another database has such a table, with product 7."""
+    if is_missing():
+        pytest.skip(is_missing())
+    monkeypatch.setattr(database, "current", "mariadb")
+    connection = connections["mariadb"]
+    home = connection.settings_dict["NAME"]
+
+    def send(*statements):  # past Django, as another program does
+        for statement in statements:
+            connection.connection.query(statement)
+
+    Product.objects.create(pk=1)
+    send(
+        "CREATE DATABASE elsewhere",
+        "CREATE TABLE elsewhere.shop_product LIKE shop_product",
+        "INSERT INTO elsewhere.shop_product (id, name) VALUES (7, 'tea')",
+        "ALTER TABLE shop_product ADD SYSTEM VERSIONING",
+        "INSERT INTO shop_product (id, name) VALUES (8, 'past')",
+        "SET @then = NOW(6)",
+        "DO SLEEP(0.01)",
+        "DELETE FROM shop_product WHERE id = 8",
+    )
+    build("product")
+    with guarded_lookups():
+        yield connection
+    send(
+        f"USE {home}",
+        "SET system_versioning_asof = DEFAULT",
+        "DROP DATABASE elsewhere",
+        "ALTER TABLE shop_product DROP SYSTEM VERSIONING",
+    )
+
+
+@pytest.mark.parametrize(
+    ("statement", "pk"),
+    [("USE elsewhere", 7), ("SELECT 1; /* of a tenant */ use`elsewhere`", 7), ("-- mine\nUSE elsewhere", 7),
+     ("/*! USE elsewhere */", 7), ("SET SESSION system_versioning_asof = @then", 8)],
+    ids=["database", "after another", "after a comment", "in a comment", "time"],
+)  # fmt: skip
+def test_a_session_that_may_read_other_rows_is_not_answered(on_mariadb, statement, pk):
+    """Neither at a lookup nor elsewhere."""
+    assert decisions(7, 8) == [ABSENT] * 2
+    assert decisions(7, 8) == [ABSENT] * 2  # by the short check
+    with on_mariadb.cursor() as cursor:
+        cursor.execute(statement)
+        while cursor.nextset():
+            pass
+
+    assert Product.objects.filter(pk=pk).exists()
+    assert {each.verdict for each in decisions(7, 8)} == {Verdict.UNKNOWN}
+    with pytest.raises(NoScope):
+        make_guard(Product, name="shards", scope="database")._meta.scopes.of_query(on_mariadb)
+    assert get_or_load("product", pk, lambda pk: Product.objects.filter(pk=pk).first()).pk == pk
+
+
+@pytest.mark.parametrize(
+    "statement", ["SELECT id FROM shop_product\nUSE INDEX (PRIMARY)", "SELECT 'use', `use` FROM (SELECT 1 AS `use`) t"]
+)
+def test_other_uses_of_the_word_do_not_matter(on_mariadb, statement):
+    """An index hint, a text, a name."""
+    with on_mariadb.cursor() as cursor:
+        cursor.execute(statement)
+
+    assert decisions(7) == [ABSENT]
