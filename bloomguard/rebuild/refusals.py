@@ -210,6 +210,9 @@ def _of_relation(table: str, kind: str) -> Refusal:
 def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
     """Yield the refusals because of the table, on databases other than PostgreSQL."""
     if connection.vendor == "mysql":
+        if "`" in connection.ops.quote_name(table)[1:-1]:
+            reason = f"{table!r} names a database, and the catalogue is read of the connection's own alone"
+            yield Refusal("bloomguard.W136", reason, "Add that database to DATABASES, and let a router choose it.")
         sql = "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
         for (engine,) in _fetch(connection, sql, [table]):
             if engine not in (None, "InnoDB"):

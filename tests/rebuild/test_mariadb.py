@@ -9,11 +9,12 @@ from contextlib import suppress
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, models
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.filters.bulk import one_by_one
 from bloomguard.guards import Guard, registry
+from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild, scans, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
@@ -70,6 +71,29 @@ def test_a_column_that_compares_otherwise_is_refused(column, build, definition):
 
     with pytest.raises(RebuildError, match="where different texts may be equal"):
         build("article")
+
+
+@pytest.mark.parametrize("name", ["`elsewhere`.`shop_named`", "elsewhere`.`shop_named"])
+def test_a_table_of_another_database_is_refused(clock, fresh, name):
+    """Its collation is not known, here one that finds "Tea" for "tea", nor are its foreign keys."""
+    with isolate_apps("tests.shop"):
+        meta = type("Meta", (), {"app_label": "shop", "db_table": name})
+        fields = {"slug": models.CharField(max_length=50)}
+        named = type("Named", (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
+    execute("CREATE DATABASE elsewhere")
+    try:
+        execute(
+            "CREATE TABLE elsewhere.shop_named (id bigint AUTO_INCREMENT PRIMARY KEY, slug varchar(50)) "
+            "COLLATE utf8mb4_general_ci"
+        )
+        with registered(named, name="named", lookup="slug") as guard:
+            with pytest.raises(RebuildError, match="names a database"):
+                Rebuild(guard, sleep=clock.sleep).run()
+            named.objects.create(slug="Tea")
+            with guarded_lookups():
+                assert named.objects.get(slug="tea").slug == "Tea"
+    finally:
+        execute("DROP DATABASE elsewhere")
 
 
 @pytest.mark.parametrize("definition", ["varchar(50)", "longtext", "varchar(50) CHARACTER SET utf8mb3"])
