@@ -171,6 +171,7 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
     sends no query; ``by_link`` if the view may compare a foreign key with it instead, such as a child's parent link.
 
     ``True`` also for an object that a path converter of the project returns: the view may look up an attribute of it.
+    And for a text of digits in place of a foreign key: the view may take it for the name of the row that it points to.
     """
     if type(value) is int and not value >> 63 and len(captured) == 1:
         return False  # hot path
@@ -186,11 +187,19 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
     try:
         if not all(type(each) in PLAIN for each in values):
             return True
+        if any(isinstance(each, str) and _points_to_number(field) for field, each in zip(fields, values, strict=True)):
+            return True
         if numbers:
             return False
         return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
     except Exception:  # not a value of the field
         return True
+
+
+def _points_to_number(field: models.Field[Any, Any]) -> bool:
+    """Return whether a foreign key, but not a child's link to its parent, holds a number."""
+    link = field.remote_field
+    return link is not None and not getattr(link, "parent_link", False) and kind_of(field) == "integer"
 
 
 def takes_text(text: str, vendor: str) -> bool:

@@ -26,8 +26,8 @@ from bloomguard.guards.counters import WOULD_BLOCK, WOULD_HARM
 from bloomguard.guards.fields import may_raise
 from bloomguard.rebuild import Rebuild
 from tests.door.site import Wsgi
+from tests.lookups.models import Author, Page
 from tests.lookups.models import Diary as Entry
-from tests.lookups.models import Page
 from tests.shop.models import Article, Bundle, Diary, Order, Price, Product, Review
 from tests.support.guarding import make_guard, registered, urlconf
 
@@ -210,6 +210,26 @@ def test_what_a_converter_of_the_project_returns_is_its_own_business(site, setti
         for url in ("/ulm/", "/old/"):
             assert (Wsgi()(url).status if place == "door" else site(url)) == 200
             assert site(url, AsyncClient if place == "async route" else Client) == 200
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("place", ["route", "async route", "decorator", "door"])
+def test_a_text_of_digits_for_a_foreign_key_may_be_a_name(site, settings, clock, place):
+    """The kwarg has the name of the key, and the view may look up the row that it points to by another column."""
+
+    def view(request, author, slug):
+        return HttpResponse(get_object_or_404(Page, author__name=author, slug=slug).pk)
+
+    settings.MIDDLEWARE, client = [GUARD], AsyncClient if place == "async route" else Client
+    view = guarded("named")(view) if place == "decorator" else view
+    settings.ROOT_URLCONF = urlconf(path("<slug:author>/<slug:slug>/", view, name="named"))
+    Page.objects.create(author=Author.objects.create(pk=7, name="2024"), slug="x")
+    with registered(Page, name="named", lookup=("author", "slug"), routes=["named"]) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        for _ in range(2):  # by the short check, too
+            status = Wsgi()("/2024/x/").status if place == "door" else site("/2024/x/", client)
+            assert status == 200
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
