@@ -308,8 +308,9 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
     """Return what ``process_view`` gets, before the cache is queried: Django's resolver finds it. Never raises."""
     urlconf = getattr(request, "urlconf", None)
     try:
-        if not table_for(urlconf).open:
-            return None
+        table = table_for(urlconf)
+        if not table.open or request.path_info.startswith(table.read_by_project):
+            return None  # Django would not have the path read, if the cache has the page
         if urlconf is not None:
             set_urlconf(urlconf)
         match = request.resolver_match = get_resolver(urlconf).resolve(request.path_info)  # Django sets it again

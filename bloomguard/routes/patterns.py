@@ -80,6 +80,12 @@ class Pattern:
         """Whether all steps are of Django's own classes, whose ``match()`` depends only on the path."""
         return all(type(step) in (RoutePattern, RegexPattern) and not _by_language(step) for step in self.steps)
 
+    @property
+    def has_own_code(self) -> bool:
+        """Whether code of the project's own matches or reads a path: a step, or a converter. It may query."""
+        readers = (each for step in self.steps for each in (step, *getattr(step, "converters", {}).values()))
+        return not all(type(each).__module__.startswith("django.") for each in readers)
+
     def match(self, path: str) -> dict[str, Any] | None:
         """Return the kwargs captured from ``path``, or ``None`` if it does not match in the active language."""
         captured: dict[str, Any] = {}

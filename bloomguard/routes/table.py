@@ -112,6 +112,8 @@ class RouteTable:
         for guard in registry:
             self.guarded += _routes_of(guard, self.index, views)
         self.open = [route for route in self.guarded if not route.closed]
+        #: What the paths begin with that code of the project's own may read.
+        self.read_by_project = tuple({each.literal for each in self.patterns if each.has_own_code})
         #: View -> its open routes.
         self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
         for route in self.open:

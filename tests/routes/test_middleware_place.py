@@ -11,7 +11,7 @@ from django.http import HttpResponse, HttpResponseNotFound
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.shortcuts import get_object_or_404
 from django.test import AsyncClient, Client
-from django.urls import clear_url_caches, path
+from django.urls import clear_url_caches, path, register_converter
 
 from bloomguard.guards import counters as counts
 from bloomguard.middleware import BEFORE_CACHE, ELSEWHERE, LAST, BloomGuardMiddleware, place_in_settings
@@ -174,6 +174,42 @@ def test_before_the_cache_nobody_asks_the_cache_for_an_absent_row(shop, settings
     assert shop == [7]
     assert Gets.asked
     caches["default"].clear()
+
+
+class ByName:
+    """A path converter of the project's own, which queries the database."""
+
+    regex = "[a-z]+"
+
+    def to_python(self, value):
+        return Product.objects.get(name=value).pk
+
+    def to_url(self, value):
+        return value
+
+
+register_converter(ByName, "product_name")
+
+
+@pytest.mark.parametrize(
+    ("route", "url"), [("p/<product_name:pk>/", "/p/tea/"), ("p/<int:pk>/<product_name:other>/", "/p/7/tea/")]
+)
+def test_before_the_cache_no_code_of_the_project_reads_a_path(build, settings, route, url, django_assert_num_queries):
+    """Django reads no path of a page that the cache has, and that of another page once."""
+
+    def view(request, pk, other=None):
+        return HttpResponse(pk)
+
+    settings.MIDDLEWARE = [UPDATE, GUARD, FETCH]
+    settings.ROOT_URLCONF = urlconf(path(route, view, name="named"), path("p/<int:pk>/", view, name="product"))
+    Product.objects.create(pk=7, name="tea")
+    build("product")
+    cache.clear()
+
+    for number in (1, 0):
+        with django_assert_num_queries(number):
+            assert wsgi(url).content == b"7"
+    cache.clear()
 
 
 @both
