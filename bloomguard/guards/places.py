@@ -13,7 +13,6 @@ into a schema, or grants, is overlooked for that long.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -62,13 +61,9 @@ _LASTING = {
     "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
 }
 
-#: The aliases for which no guard answers: on MySQL and MariaDB a connection of this process may read another database,
-#: as after USE, or deleted rows of a system-versioned table.
+#: The aliases for which no guard answers: a connection of this process may read other rows by the name of a guarded
+#: table, see :mod:`bloomguard.writes.strays`.
 strayed: set[str] = set()
-#: A statement may begin after another one or after a comment; an index hint is none.
-_STRAYS = re.compile(
-    r"(?:\A|[;\n]|\*/|/\*M?!\d*)\s*USE\b(?!\s+(?:INDEX|KEY)\b)|\bsystem_versioning_asof\b", re.IGNORECASE
-)
 
 #: An event loop may be held up for so long between two lines.
 _NEXT_SECONDS = 0.1
@@ -142,15 +137,6 @@ class Schemas:
 
 
 schemas = Schemas()
-
-
-def note_stray(text: str, connection: Any) -> None:
-    """Record that a connection may read other rows by the same names, if the statement ``text`` may cause that.
-
-    For as long as the process lives: when another connection takes its place is not followed.
-    """
-    if connection.vendor == "mysql" and _STRAYS.search(text) is not None:
-        strayed.add(connection.alias)
 
 
 def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -20,11 +20,10 @@ from typing import Any
 from django.db import Error, connections
 
 from ..guards import Guard, registry
-from ..guards.places import note_stray
 from ..process import LogOnce
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
-from . import adding, consequences, early, fencing, isolation, raw_transactions, unknown_guards
+from . import adding, consequences, early, fencing, isolation, raw_transactions, strays, unknown_guards
 from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
 from .sql import reader
@@ -80,7 +79,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         return execute(sql, params, many, context)
     text = text_of(sql, connection)
     changes_level = isolation.changes_level(text, connection)
-    note_stray(text, connection)
+    strays.note(text, connection, cache.tables)
     if cache.catalogue is None and cache.seem_idle(connection):
         try:
             return execute(sql, params, many, context)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from functools import partial
 
 import pytest
@@ -361,6 +362,41 @@ def test_databases_of(monkeypatch):
 
     monkeypatch.setattr(database.Router, "db_for_read", lambda self, model, **hints: "postgresql", raising=False)
     assert databases_of(Product) == [alias for alias in connections if alias != "postgresql"]
+
+
+# -- a temporary table
+
+
+@pytest.mark.parametrize(
+    ("each_database", "made"),
+    [("sqlite", "TEMP TABLE {}"), ("mariadb", "TEMPORARY TABLE {}"), ("postgresql", "TEMPORARY TABLE {}"),
+     ("postgresql", "temp table if not exists {}"), ("postgresql", 'TABLE pg_temp."{}"')],
+    indirect=["each_database"],
+)  # fmt: skip
+def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_database, build, clock, made):
+    """For as long as its connection lives, though a rebuild by another one reads the real table."""
+    connection = connections[database.current]
+    real = {"sqlite": "main.", "postgresql": "public."}.get(connection.vendor, "") + "shop_product"
+    Product.objects.create(pk=1)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE products_of_today AS SELECT id FROM shop_product")
+        assert connection.alias not in places.strayed
+        cursor.execute(f"CREATE {made.format('shop_product')} AS SELECT 7 AS id, name FROM {real}")
+
+    def rebuild():
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        connections.close_all()
+
+    thread = threading.Thread(target=rebuild)
+    thread.start()
+    thread.join()
+    try:
+        with guarded_lookups():
+            assert Product.objects.filter(pk=7).exists()
+        assert state.table.current("product").status == ARMED
+        assert decisions(7) == [AMBIGUOUS]
+    finally:
+        connection.close()
 
 
 # -- MySQL and MariaDB, where a statement may lead a session to other rows of the same name
