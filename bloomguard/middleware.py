@@ -18,8 +18,6 @@ from django.conf import settings
 from django.core.handlers.base import BaseHandler
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
-from django.middleware.cache import FetchFromCacheMiddleware
-from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
 from django.urls import get_resolver, set_urlconf
@@ -31,7 +29,7 @@ from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
-from .routes.openness import middleware_classes
+from .routes.openness import BEFORE_CACHE, LAST, middleware_classes, place_in_settings
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Decision, Verdict, in_words
@@ -40,8 +38,6 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 
 #: Response header with the decisions of the guards; sent only if ``DEBUG`` is on.
 HEADER = "X-Bloomguard"
-#: The position in ``MIDDLEWARE``, which determines when the middleware may answer for routes.
-LAST, BEFORE_CACHE, ELSEWHERE = "last", "before the cache", "elsewhere"
 #: Steps from the middleware to Django's handler: one or two for each middleware between them, which is the cache's.
 _DEEPEST = 10
 
@@ -319,40 +315,9 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
     return match.func, match.args, match.kwargs
 
 
-def place_in_settings(cls: type) -> str:
-    """Return the position of ``cls``. Middleware after it has not processed the request when it answers."""
-    classes = middleware_classes()
-    if cls not in classes:
-        return ELSEWHERE
-    before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
-    if not after:
-        return LAST
-    is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
-    if len(after) > 1 or not is_cache:
-        return ELSEWHERE
-    # The `process_view` of other middleware has not run yet. That of Django's own passes GET requests.
-    views = [each for each in before if hasattr(each, "process_view") and not _passes_every_view(each)]
-    return ELSEWHERE if views else BEFORE_CACHE
-
-
 def _sets_plain_etags(classes: list[Any]) -> bool:
     """Whether ``ConditionalGetMiddleware`` sets ETags, from bodies that ``GZipMiddleware`` has not compressed."""
     for place, each in enumerate(classes):
         if isinstance(each, type) and issubclass(each, ConditionalGetMiddleware):
             return GZipMiddleware not in classes[place + 1 :]
     return False
-
-
-def _passes_every_view(middleware: Any) -> bool:
-    """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
-    name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
-    return middleware is CsrfViewMiddleware or name in _HARMLESS
-
-
-#: With LoginRequiredMiddleware, a route that demands a login is closed anyway.
-_HARMLESS = frozenset(
-    {
-        "django.contrib.auth.middleware.LoginRequiredMiddleware",
-        "django.contrib.admindocs.middleware.XViewMiddleware",
-    }
-)

@@ -15,8 +15,8 @@ from django.middleware.cache import FetchFromCacheMiddleware
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
-from ..middleware import ELSEWHERE, BloomGuardMiddleware, place_in_settings
-from ..routes.openness import is_admin, middleware_classes, view_class_of
+from ..middleware import BloomGuardMiddleware
+from ..routes.openness import ELSEWHERE, is_admin, middleware_classes, place_in_settings, view_class_of
 from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 

@@ -31,6 +31,7 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
+from .openness import ELSEWHERE, LAST, MISSING, guards_place
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
 
@@ -284,9 +285,24 @@ def _outcome(
     captured = match.kwargs
     if route.may_raise(value, captured) if route is not None else may_raise(guard, value, captured.values()):
         return "passes: the view's query may raise an error, or look up another value"
-    place = "at the route, or at the door if the site has one" if row.answered == DOOR else f"at the {row.answered}"
+    places, reason = _places(row, guard, is_in_view=row.answered == ROUTE and route is None)
+    why = f" ({reason})" if reason else ""
+    if not places:
+        return f"passes{why}"
     unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
-    return f"404 {place}{why}{unless}"
+    return f"404 {', or '.join(places)}{why}{unless}"
+
+
+def _places(row: Row, guard: Guard, *, is_in_view: bool) -> tuple[list[str], str]:
+    """Return where an absent ID is answered, and why not earlier; ``@guarded`` (``is_in_view``) needs no middleware."""
+    position = LAST if is_in_view else guards_place()
+    places, reason = [f"at the {ROUTE if row.answered == DOOR else row.answered}"], row.reason
+    if position == MISSING:
+        places, reason = [], "MIDDLEWARE has no BloomGuardMiddleware"
+    elif position == ELSEWHERE and row.answered != LOOKUP:
+        places = [f"at the {LOOKUP}"] if answers_queries(guard) else []
+        reason = "not before the view: other middleware comes after BloomGuardMiddleware"
+    return [*places, *["at the door if the site has one"] * (row.answered == DOOR)], reason
 
 
 def _key(guard: Guard, value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Model
-from django.middleware.cache import CacheMiddleware
+from django.middleware.cache import CacheMiddleware, FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
@@ -52,6 +52,8 @@ OF_EVERY_CLASS = frozenset(
         *("__firstlineno__", "__static_attributes__", "__classcell__", "__classdictcell__", "__type_params__"),
     }
 )
+#: The position of ``BloomGuardMiddleware`` in ``MIDDLEWARE``, which determines when it may answer for routes.
+LAST, BEFORE_CACHE, ELSEWHERE, MISSING = "last", "before the cache", "elsewhere", "missing"
 _LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 #: Middleware whose decorators pass a GET or HEAD request for an absent row to the view, and its ``Http404`` back.
 _HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
@@ -261,6 +263,46 @@ def middleware_classes() -> list[Any]:
         except ImportError:
             found.append(None)
     return found
+
+
+def guards_place() -> str:
+    """Return the position of ``BloomGuardMiddleware``, or :data:`MISSING`."""
+    for each in middleware_classes():
+        # By name: the middleware imports this module.
+        if any(base.__module__ == "bloomguard.middleware" for base in getattr(each, "__mro__", ())):
+            return place_in_settings(each)
+    return MISSING
+
+
+def place_in_settings(cls: type) -> str:
+    """Return the position of ``cls``. Middleware after it has not processed the request when it answers."""
+    classes = middleware_classes()
+    if cls not in classes:
+        return ELSEWHERE
+    before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
+    if not after:
+        return LAST
+    is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
+    if len(after) > 1 or not is_cache:
+        return ELSEWHERE
+    # The `process_view` of other middleware has not run yet. That of Django's own passes GET requests.
+    views = [each for each in before if hasattr(each, "process_view") and not _passes_every_view(each)]
+    return ELSEWHERE if views else BEFORE_CACHE
+
+
+def _passes_every_view(middleware: Any) -> bool:
+    """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
+    name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
+    return middleware is CsrfViewMiddleware or name in _HARMLESS
+
+
+#: With LoginRequiredMiddleware, a route that demands a login is closed anyway.
+_HARMLESS = frozenset(
+    {
+        "django.contrib.auth.middleware.LoginRequiredMiddleware",
+        "django.contrib.admindocs.middleware.XViewMiddleware",
+    }
+)
 
 
 def _why_middleware_closes(view: Any) -> str:

@@ -18,6 +18,13 @@ from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
 
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
+
+@pytest.fixture(autouse=True)
+def _in_its_place(settings):
+    settings.MIDDLEWARE = [GUARD]
+
 
 def told(capsys, *arguments):
     call_command("explain_guard", *arguments)
@@ -57,6 +64,34 @@ def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome
 
     assert (answer["guard"], answer["verdict"], answer["reason"]) == ("product", verdict, reason)
     assert answer["outcome"].startswith(outcome)
+
+
+@pytest.mark.parametrize(
+    ("middleware", "url", "outcome"),
+    [
+        ([], "/products/8/", "404 at the door if the site has one (MIDDLEWARE has no BloomGuardMiddleware)"),
+        ([], "/p/8/", "passes (MIDDLEWARE has no BloomGuardMiddleware)"),
+        ([], "/decorated/8/", "404 at the route (by @guarded, at its place among the view's decorators)"),
+        (
+            [GUARD, "django.middleware.common.CommonMiddleware"],
+            "/products/8/",
+            "404 at the lookup, or at the door if the site has one "
+            "(not before the view: other middleware comes after BloomGuardMiddleware)",
+        ),
+        (
+            [GUARD, "django.middleware.common.CommonMiddleware"],
+            "/own-object/8/",
+            "404 at the lookup (its view's own query)",
+        ),
+    ],
+)
+def test_the_place_of_the_middleware_counts(shop, capsys, settings, middleware, url, outcome):
+    """What the middleware does not see, or must not answer yet, is not said to be answered there."""
+    settings.MIDDLEWARE = middleware
+    conf = [] if url in ("/products/8/", "/decorated/8/") else ["--urlconf", "tests.shop.features"]
+    [answer] = [each for each in explained(capsys, url, *conf)["guards"] if each["guard"] == "product"]
+
+    assert answer["outcome"] == outcome
 
 
 def test_a_guard_without_methods_answers_none(shop, capsys, monkeypatch):

@@ -11,10 +11,13 @@ from django.db.models import Q
 from tests.shop.models import Article, Product
 from tests.support.guarding import registered
 
+GUARD = "bloomguard.middleware.BloomGuardMiddleware"
+
 
 @pytest.fixture
 def guards(settings):
     settings.ROOT_URLCONF = "tests.shop.features"
+    settings.MIDDLEWARE = [GUARD]
     with (
         registered(Product, name="auto", routes="auto"),
         registered(Article, name="auto-slug", lookup="slug", alive=Q(deleted=False), routes="auto"),
@@ -93,6 +96,21 @@ def test_the_share_of_guarded_patterns_is_that_of_all(guards, capsys):
     assert unguarded[-1] == every[-1]
     assert not every[-1].startswith("0 of")
     assert len(unguarded) < len(every)
+
+
+@pytest.mark.parametrize(
+    ("middleware", "note"),
+    [
+        ([], "MIDDLEWARE has no BloomGuardMiddleware"),
+        ([GUARD, "django.middleware.common.CommonMiddleware"], "other middleware comes after BloomGuardMiddleware"),
+    ],
+)
+def test_the_place_of_the_middleware_is_told(guards, capsys, settings, middleware, note):
+    """The list shows what the patterns and views allow: what the middleware prevents is said below it."""
+    settings.MIDDLEWARE = middleware
+    call_command("guard_routes")
+
+    assert capsys.readouterr().out.splitlines()[-1].startswith(note)
 
 
 def test_another_urlconf(guards, capsys):

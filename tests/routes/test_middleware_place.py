@@ -14,7 +14,8 @@ from django.test import AsyncClient, Client
 from django.urls import clear_url_caches, path, register_converter
 
 from bloomguard.guards import counters as counts
-from bloomguard.middleware import BEFORE_CACHE, ELSEWHERE, LAST, BloomGuardMiddleware, place_in_settings
+from bloomguard.middleware import BloomGuardMiddleware
+from bloomguard.routes.openness import BEFORE_CACHE, ELSEWHERE, LAST, place_in_settings
 from bloomguard.state import table as state
 from tests.shop import views
 from tests.shop.models import Article, Product

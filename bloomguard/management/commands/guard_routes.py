@@ -11,8 +11,15 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from ... import conf
 from ...routes.explain import NOWHERE, rows_of_pattern
-from ...routes.openness import is_admin
+from ...routes.openness import ELSEWHERE, MISSING, guards_place, is_admin
 from ...routes.table import table_for
+
+#: What the list does not show if the middleware is at this place.
+_NOTES = {
+    MISSING: "MIDDLEWARE has no BloomGuardMiddleware, so only the door and @guarded answer",
+    ELSEWHERE: "other middleware comes after BloomGuardMiddleware: what is listed as door or route is answered at the "
+    "lookup, unless the site has a door",
+}
 
 
 class Command(BaseCommand):
@@ -49,5 +56,7 @@ class Command(BaseCommand):
         self.stdout.write(f"{len(guarded)} of {in_all} patterns that take an identifier are guarded")
         if not conf.settings.is_enabled:
             self.stdout.write("BLOOMGUARD['ENABLED'] is not True, so no guard answers now")
+        elif note := _NOTES.get(guards_place()):
+            self.stdout.write(note)
         if len(shown) < len(every):
             self.stdout.write(f"{len(every) - len(shown)} routes of the admin are left out; --admin lists them")
