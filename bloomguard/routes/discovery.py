@@ -14,6 +14,7 @@ from abc import ABCMeta
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from decimal import Decimal
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 from uuid import UUID
 
@@ -193,6 +194,27 @@ def column_of(model: type[Model], name: str) -> Any:
         return model._meta.pk if name == "pk" else model._meta.get_field(name)
     except FieldDoesNotExist:
         return None
+
+
+def models_named_by(view: Any) -> list[type[Model]]:
+    """Return the models that the code of a function view, or of the methods of a class, names."""
+    cls = view_class_of(view)
+    functions = vars(cls).values() if cls else [view]
+    found = (model for each in functions if isinstance(each, FunctionType) for model in _named_by(each))
+    return list(dict.fromkeys(found))
+
+
+def _named_by(function: FunctionType) -> Iterator[type[Model]]:
+    due = [function.__code__]
+    while due:
+        code = due.pop()
+        due += [each for each in code.co_consts if isinstance(each, CodeType)]
+        known = [function.__globals__.get(name) for name in code.co_names]
+        modules = [each for each in known if isinstance(each, ModuleType)]  # as in `models.City`
+        known += [vars(each).get(name) for each in modules for name in code.co_names]
+        for model in known:
+            if isinstance(model, type) and issubclass(model, Model) and model is not Model and not model._meta.abstract:
+                yield concrete(model)
 
 
 def reason_against(pattern: Pattern) -> str:

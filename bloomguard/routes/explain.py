@@ -30,8 +30,8 @@ from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .discovery import NotFound, column_of, detail, find_kwargs, reason_against
-from .openness import ELSEWHERE, LAST, MISSING, guards_place
+from .discovery import NotFound, column_of, detail, find_kwargs, models_named_by, reason_against
+from .openness import ELSEWHERE, LAST, MISSING, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
 
@@ -86,9 +86,10 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
     """Yield the guards that check the view's own query, with a reason.
 
     The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
-    if another guard of the pattern ``is_known``.
+    if another guard of the pattern ``is_known``, or if the view's code names the models of others of these guards.
     """
     shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
+    by_kwargs: list[tuple[Guard, str]] = []
     for guard in registry:
         if not answers_queries(guard):
             continue
@@ -105,12 +106,16 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             except ConfigurationError:
                 continue
             fields = " and ".join(field.name for field in guard._meta.fields)
-            yield guard, f"if its view looks up one {guard.model._meta.label} by {fields}{why}"
+            by_kwargs.append((guard, f"if its view looks up one {guard.model._meta.label} by {fields}{why}"))
         elif shown is not None and issubclass(shown.model, concrete(guard.model)):
             compares = RowLookup(guard, shown.model).compares
             columns = [column_of(shown.model, name) for name in shown.looked_up]
             if len(guard._meta.fields) == 1 and any(map(compares, columns)):
                 yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+    *_, view = layers(pattern.callback)
+    models = models_named_by(view) if len(by_kwargs) > 1 else ()
+    named = [each for each in by_kwargs if any(issubclass(model, concrete(each[0].model)) for model in models)]
+    yield from named or by_kwargs
 
 
 def _why_not_auto(guard: Guard, pattern: Pattern) -> str:

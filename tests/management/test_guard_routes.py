@@ -7,9 +7,13 @@ import json
 import pytest
 from django.core.management import CommandError, call_command
 from django.db.models import Q
+from django.http import HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import path
 
+from tests.shop import models
 from tests.shop.models import Article, Product
-from tests.support.guarding import registered
+from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -55,6 +59,27 @@ def test_each_pattern_is_told_of(guards, capsys, name, guard, answered, reason):
     [row] = [row for row in rows(capsys) if (row["name"], row["guard"]) == (name, guard)]
 
     assert (row["answered"], row["reason"]) == (answered, reason)
+
+
+def _of_product(request, pk):
+    return HttpResponse(get_object_or_404(Product, pk=pk).pk)
+
+
+def _of_order(request, pk):
+    return HttpResponse([models.Order.objects.get(pk=each).pk for each in [pk]])
+
+
+def _of_helper(request, pk):
+    return _of_product(request, pk)
+
+
+@pytest.mark.parametrize(("view", "guards"), [(_of_product, {"product"}), (_of_order, {"order"}), (_of_helper, None)])
+def test_a_function_view_has_the_guards_of_the_models_that_it_names(capsys, settings, view, guards):
+    """Every guard of a primary key fits ``<int:pk>``; if the code names the model of one, the others are left out."""
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", view, name="x"))
+    found = {row["guard"] for row in rows(capsys)}
+
+    assert found == guards if guards else found > {"product", "order"}
 
 
 def test_where_no_guard_answers_the_reason_is_told(capsys, settings):

@@ -8,7 +8,6 @@ guard answers only queries by its own fields; where the evidence is weak, it may
 from __future__ import annotations
 
 import json
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -28,8 +27,8 @@ from ...lookups.query import concrete
 from ...rebuild.plan import layout_of
 from ...rebuild.refusals import database_refusals, declaration_refusals
 from ...rebuild.source import Source
-from ...routes.discovery import column_of, detail
-from ...routes.openness import is_admin, layers, view_class_of
+from ...routes.discovery import column_of, detail, models_named_by
+from ...routes.openness import is_admin, layers
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
 from .. import size_in_words
@@ -161,29 +160,13 @@ def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]
 
 def _named_in_code(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
     *_, view = layers(pattern.callback)
-    cls = view_class_of(view)
-    functions = [each for each in vars(cls).values() if isinstance(each, types.FunctionType)] if cls else [view]
-    models = dict.fromkeys(model for function in functions for model in _models_of(function))
+    models = models_named_by(view)
     called = f"{pattern.view_name} {getattr(view, '__name__', '')}".lower()
     for model in models:
         is_meant = len(models) == 1 or str(model._meta.model_name) in called
         lookup = _by_kwargs(model, pattern.captured, is_meant=is_meant)
         if lookup:
             yield model, lookup
-
-
-def _models_of(function: Any) -> Iterator[type[Model]]:
-    """Yield the models that the code of a function names."""
-    if not isinstance(function, types.FunctionType):
-        return
-    due: list[types.CodeType] = [function.__code__]
-    while due:
-        code = due.pop()
-        due += [each for each in code.co_consts if isinstance(each, types.CodeType)]
-        for name in code.co_names:
-            model = function.__globals__.get(name)
-            if isinstance(model, type) and issubclass(model, Model) and not model._meta.abstract:
-                yield concrete(model)
 
 
 def _by_kwargs(model: type[Model], captured: Iterable[str], *, is_meant: bool) -> tuple[str, ...]:
