@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
 from django.utils import timezone
 
 from ..exceptions import BloomGuardError, RebuildError, StoreError
@@ -81,9 +82,25 @@ def failure(guard: Guard, error: Exception) -> RebuildError:
     """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
     if isinstance(error, RebuildError):
         return error
-    failed = RebuildError(f"{guard.name}: {str(error).removeprefix(f'{guard.name}: ')}")
+    why = _missing_table(guard) if isinstance(error, DatabaseError) else ""
+    failed = RebuildError(f"{guard.name}: {why or str(error).removeprefix(f'{guard.name}: ')}")
     failed.__cause__ = error
     return failed
+
+
+def _missing_table(guard: Guard) -> str:
+    """Return that the table of ``guard`` does not exist, and the cure; empty if it does, or if nobody can tell."""
+    meta = guard.model._meta
+    if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema
+        return ""
+    with suppress(DatabaseError):
+        alias = router.db_for_write(guard.model)
+        names = map(str.casefold, connections[alias].introspection.table_names())
+        if meta.db_table.casefold() not in names:
+            where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+            cure = f" yet: run manage.py migrate {meta.app_label}{where}" if meta.managed else ""
+            return f"the database {alias!r} has no table {meta.db_table}{cure}"
+    return ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,8 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection
+from django.db import OperationalError, connection, models
+from django.test.utils import isolate_apps
 
 from bloomguard import management
 from bloomguard.guards.registry import Registry, registry
@@ -164,6 +165,24 @@ def test_an_unknown_name_is_refused_with_those_there_are():
 
     assert raised.value.returncode == 1
     assert stores["default"].names("product") == []
+
+
+@pytest.mark.usefixtures("each_database")
+@pytest.mark.parametrize("managed", [True, False])
+@isolate_apps("tests.shop")
+def test_a_table_that_is_not_there(managed):
+    """An app that was not migrated is named with the command; how to make another table nobody can say."""
+
+    class Unmade(models.Model):
+        class Meta:
+            app_label, db_table = "shop", "shop_unmade"
+
+    Unmade._meta.managed = managed
+    cure = r" yet: run manage.py migrate shop( --database \w+)?$" if managed else "$"
+    with registered(Unmade, name="unmade"):
+        for options in ([], ["--dry-run"], ["--if-needed"]):
+            with pytest.raises(CommandError, match=rf"^unmade: the database '\w+' has no table shop_unmade{cure}"):
+                run("unmade", *options)
 
 
 def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
