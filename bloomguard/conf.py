@@ -21,6 +21,8 @@ from .exceptions import ConfigurationError
 
 DEFAULT_STORES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "bloomguard.stores.file.FileStore"}}
 KNOWN = {"ENABLED", "STORES"}
+#: Where messages send their readers, who may have no clone.
+PAGES = "https://github.com/bloomguard/bloomguard/blob/main/docs/"
 
 
 class Settings:

@@ -32,7 +32,8 @@ def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     if place is None:
         return
     if place_in_settings(middleware[place]) == ELSEWHERE:
-        names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in middleware[place + 1 :])
+        after = settings.MIDDLEWARE[middleware_classes().index(middleware[place]) + 1 :]
+        names = ", ".join(after[:3]) + (f" and {len(after) - 3} more" if len(after) > 3 else "")
         yield Warning(
             f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
             "view runs: that middleware might have answered differently.",

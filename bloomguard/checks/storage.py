@@ -76,7 +76,8 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 def _unusable(error: ConfigurationError) -> Warning:
     is_redis = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "redis"
-    hint = "Install bloomguard with the extra redis, see docs/redis.md." if is_redis else "See docs/settings.md."
+    page = conf.PAGES + ("redis.md" if is_redis else "settings.md")
+    hint = f"Install bloomguard with the extra redis, see {page}." if is_redis else f"See {page}."
     return Warning(f"{error}.", hint=hint, id="bloomguard.W109")
 
 
@@ -166,6 +167,8 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
     except StoreUnavailable:  # reported as W021
         return
     except (StoreError, FilterError) as error:
+        if any(each.id in ("bloomguard.W037", "bloomguard.W110") for each in own.check()):
+            return  # the folder is the cause
         text = f"its filter cannot be used here, so every request passes: {error}"
         hint = f"R{run[1:]}. While two releases run side by side, wait until the older one has ended."
         yield warn(guard, "bloomguard.W033", text, hint)

@@ -15,6 +15,7 @@ from django.test.utils import isolate_apps
 from django.urls import path
 from gazetteer.models import Listing
 
+from bloomguard.conf import PAGES
 from bloomguard.guards import Guard, register, registry
 from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
@@ -326,7 +327,7 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert found == "bloomguard.W109"
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
-    assert hint == "See docs/settings.md."
+    assert hint == f"See {PAGES}settings.md."
 
 
 class Shelf(FileStore):
@@ -356,7 +357,7 @@ def test_a_missing_driver_names_its_extra(settings, monkeypatch):
 
     assert found == "bloomguard.W109"
     assert "redis" in message
-    assert hint == "Install bloomguard with the extra redis, see docs/redis.md."
+    assert hint == f"Install bloomguard with the extra redis, see {PAGES}redis.md."
 
 
 @pytest.mark.django_db
@@ -397,6 +398,7 @@ def test_a_guard_by_signals_is_warned_of(only):
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 SECURITY = "django.middleware.security.SecurityMiddleware"
 UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
+CSRF = "django.middleware.csrf.CsrfViewMiddleware"
 BOTH = "django.middleware.cache.CacheMiddleware"
 
 
@@ -407,6 +409,7 @@ BOTH = "django.middleware.cache.CacheMiddleware"
         ([BOTH, GUARD], "W012", BOTH),
         ([GUARD, SECURITY], "W011", SECURITY),
         ([GUARD, FETCH, SECURITY], "W011", SECURITY),
+        ([GUARD, UPDATE, SECURITY, FETCH, BOTH, CSRF], "W011", f"{UPDATE}, {SECURITY}, {FETCH} and 2 more after"),
     ],
 )
 def test_the_guard_stands_last_or_right_before_the_cache(only, settings, order, identifier, named):

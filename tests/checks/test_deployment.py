@@ -132,6 +132,17 @@ def test_a_filter_of_a_newer_release(built):
     assert hint.endswith("wait until the older one has ended.")
 
 
+def test_a_folder_that_is_not_used_is_reported_once(built):
+    """A rebuild would be refused too, so no guard is said to need one."""
+    built._runtime.active_filter.store.path.chmod(0o777)
+    forget()
+
+    ((found, message, _),) = messages()
+
+    assert found == "bloomguard.W037"
+    assert "could have been written by others" in message
+
+
 def test_a_filter_of_another_secret(built, settings):
     """What was built with a key that the settings no longer have is of no use."""
     settings.SECRET_KEY = "quite another"

@@ -23,6 +23,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning
 from redis.exceptions import NoScriptError
 
+from ...conf import PAGES
 from ...exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ...filters.codec import MAX_SHARDS, Header
 from ...filters.layout import Layout
@@ -248,8 +249,8 @@ class RedisStore(Store):
                 Warning(
                     f"the store {self.alias!r} cannot be used: {str(error).rstrip('.')}.",
                     hint="Start the server, or correct the OPTIONS of the store, such as its address, or the login and "
-                    "rights of its user: see docs/redis.md. Until it answers, guards pass every request, and saving a "
-                    "guarded row disables the guard.",
+                    f"rights of its user: see {PAGES}redis.md. Until it answers, guards pass every request, and saving "
+                    "a guarded row disables the guard.",
                     id="bloomguard.W021",
                 )
             ]
