@@ -32,7 +32,10 @@ class GuardsCommand(BaseCommand):
     interrupted = "interrupted"
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("names", nargs="*", metavar="name", help=f"guards to {self.purpose} (default: all)")
+        # Without a default, argparse lists it among the arguments that are missing.
+        parser.add_argument(
+            "names", nargs="*", default=(), metavar="name", help=f"guards to {self.purpose} (default: all)"
+        )
         parser.add_argument("--json", action="store_true", help="print one JSON object")
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -119,6 +122,11 @@ def named(figures: Any) -> dict[str, Any]:
     """Return the fields of a dataclass about one guard for ``--json``, with ``name`` in place of ``guard``."""
     found = asdict(figures)
     return {"name": found.pop("guard"), **found}
+
+
+def counted(count: int, noun: str = "row") -> str:
+    """Return a number with its noun, such as ``1 row`` or ``1,234 rows``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def size_in_words(count: int) -> str:

@@ -39,6 +39,12 @@ def run(command: str, *arguments: str) -> str:
     return out.getvalue()
 
 
+def test_the_names_are_not_said_to_be_missing():
+    """Without names all guards are switched: only the action has to be given."""
+    with pytest.raises(CommandError, match=r"required: action$"):
+        call_command("switch_guards")
+
+
 def test_shadow_lasts_until_enforce(armed, clock):
     """Also through a rebuild, as cron does one."""
     said = run("switch_guards", "shadow", "product", "order")

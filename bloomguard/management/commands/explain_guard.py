@@ -14,6 +14,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from ...exceptions import ConfigurationError
 from ...routes.explain import Explanation, GuardAnswer, explain
 from ...verdicts import in_words
+from .. import counted
 
 
 class Command(BaseCommand):
@@ -74,7 +75,7 @@ def _guard(answer: GuardAnswer) -> Iterator[tuple[str, str]]:
         status = f"{state['status']}: {state['reason']}" if state["reason"] else state["status"]
         yield "state row", f"version {state['version']}, {status}"
         yield from (("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name])
-        yield "", f"{state['rows']:,} rows at the last build, published {state['published_at'] or 'never'}"
+        yield "", f"{counted(state['rows'])} at the last build, published {state['published_at'] or 'never'}"
         if state["identity"] != answer.identity:
             yield "", f"its store is {state['identity']}"
     if answer.fault:

@@ -17,7 +17,7 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import EXPECTED, Need, Report, assess, failure
 from ...state.table import table
-from .. import GuardsCommand, named, seconds, size_in_words
+from .. import GuardsCommand, counted, named, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -95,9 +95,9 @@ class Command(GuardsCommand):
                 continue
             figures.append(named(plan))
             self.write(
-                f"{plan.guard}: about {plan.rows:,} rows; a {plan.kind} filter with room for {plan.capacity:,} at an "
-                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in {plan.shards:,} "
-                f"shard{'s' * (plan.shards != 1)}"
+                f"{plan.guard}: about {counted(plan.rows)}; a {plan.kind} filter with room for {plan.capacity:,} at an "
+                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in "
+                f"{counted(plan.shards, 'shard')}"
             )
         return figures
 
@@ -126,8 +126,8 @@ class Command(GuardsCommand):
                 self.write(f"{need.guard} stays disabled: {need.held}; rebuild_filter {need.guard} enables it")
             else:
                 self.write(
-                    f"{need.guard} needs no rebuild: {need.rows:,} rows, {need.keys:,} keys, {need.stale_share:.1%} of "
-                    f"them stale, capacity {need.capacity:,}"
+                    f"{need.guard} needs no rebuild: {counted(need.rows)}, {counted(need.keys, 'key')}, "
+                    f"{need.stale_share:.1%} of them stale, capacity {need.capacity:,}"
                 )
         clear_away([guard for guard, need in needs.items() if not need.reasons])
         wanted = [guard for guard, need in needs.items() if need.reasons]
@@ -153,7 +153,7 @@ class Command(GuardsCommand):
         for report in outcomes:
             if isinstance(report, Report):
                 self.write(
-                    f"{report.guard}: {report.rows:,} row{'s' * (report.rows != 1)} in a {report.kind} filter of "
+                    f"{report.guard}: {counted(report.rows)} in a {report.kind} filter of "
                     f"{size_in_words(report.bytes)}, "
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
