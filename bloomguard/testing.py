@@ -186,6 +186,8 @@ def _meaning(answer: GuardAnswer) -> str:
     guard = registry[answer.guard]
     if answer.verdict == "unknown" and (unarmed := vars(guard._runtime).get("unarmed")):
         return f"{answer.meaning}; it could not be armed: {unarmed}"
+    if answer.reason == "cold" and not isinstance(guard._runtime.active_filter, _TestFilter):
+        return "it is not armed: use the fixture armed_guards, GuardTestMixin or guards_armed()"
     if answer.answered == LOOKUP and guard._meta.discards and any(each.in_atomic_block for each in connections.all()):
         return f"{answer.meaning}; a cuckoo guard answers no query inside a transaction: take TransactionTestCase"
     return answer.meaning

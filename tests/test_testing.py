@@ -137,7 +137,7 @@ def test_everything_works_in_a_block_as_in_production(transactional_db, client, 
 def test_without_it_every_guard_is_cold(db, client):
     """A test run is as a site before its first rebuild."""
     assert_passes(client, "/products/8/")
-    with pytest.raises(AssertionError, match=r"no guard blocked /products/8/.* 404.*'product' answers unknown"):
+    with pytest.raises(AssertionError, match=r"blocked /products/8/.*'product' answers unknown: it is not armed"):
         assert_blocked(client, "/products/8/")
 
 
