@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from django.utils import timezone
+from django.utils.text import Truncator
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import KeysSummary, Layout
@@ -120,7 +121,7 @@ class FilterCopy(Rebuild):
     def _replacing(self, seen: State) -> dict[str, Any]:
         # The row still names the original: so writers wait until no process answers from it.
         reason = f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
-        fenced = {"status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
+        fenced = {"status": FENCED, "fenced_at": timezone.now(), "reason": Truncator(reason).chars(200)}
         return {**fenced, "standby": "", "standby_until": None}
 
     def retire(self, state: State) -> None:

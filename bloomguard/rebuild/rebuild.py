@@ -94,7 +94,7 @@ class Rebuild:
     def plan(self) -> Plan:
         """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
         if refused := self._refusals():
-            raise RebuildError(f"{self.guard.name}: {refused}")
+            raise RebuildError(f"{self.guard.name}: {' '.join(map(str, refused))}")
         summary = self._summary()
         layout = self._layout(summary)
         return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=len(layout.headers))
@@ -116,17 +116,17 @@ class Rebuild:
         """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
         refuse_transaction(self.sources.aliases)
         if refused := self._refusals():
-            self.table.fence(self.guard.name, refused)
-            raise RebuildError(f"{self.guard.name}: {refused}")
+            self.table.fence(self.guard.name, "; ".join(each.reason for each in refused))
+            raise RebuildError(f"{self.guard.name}: {' '.join(map(str, refused))}")
         for source in self.sources:
             if denied := refusals.unreadable_columns(self.guard, source.connection):
                 raise RebuildError(f"{self.guard.name}: {denied}")
 
-    def _refusals(self) -> str:
-        found = list(map(str, refusals.declaration_refusals(self.guard)))
+    def _refusals(self) -> list[refusals.Refusal]:
+        found = list(refusals.declaration_refusals(self.guard))
         for source in self.sources:
-            found += map(str, refusals.database_refusals(self.guard, source.connection))
-        return " ".join(dict.fromkeys(found))
+            found += refusals.database_refusals(self.guard, source.connection)
+        return list(dict.fromkeys(found))
 
     def prepare(self) -> None:
         """Do what takes long and can be done before the announcement: nothing here."""

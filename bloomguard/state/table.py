@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
+from django.utils.text import Truncator
 
 from ..models import GuardState
 from ..process import notice_fork, own_lock, seconds
@@ -363,7 +364,7 @@ class StateTable:
         """Return what a fence changes in the row, except the version."""
         # The standby lacks the adds that are made while the guard is fenced.
         nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
-        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": reason[:200]}
+        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": Truncator(reason).chars(200)}
 
     @staticmethod
     def log_fenced(name: str, reason: str) -> None:

@@ -18,6 +18,7 @@ from django.test.utils import isolate_apps
 from bloomguard.guards import meta as guard_meta
 from bloomguard.guards import registry
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
+from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild, refusals
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
@@ -652,6 +653,20 @@ def test_a_condition_that_is_not_certain(only, alive):
     assert hint in said
     assert identifier == "W113"
     assert "alive is not allowed" in message
+
+
+def test_the_reason_of_the_fence_is_without_the_cure(only, clock):
+    """The admin and ``check --deploy`` show it beside the command to run, and the state row has room for few words."""
+    guard = only(Product)
+    rebuild.Rebuild(guard, sleep=clock.sleep).run()
+    guard = only(Article, lookup="slug", alive=Q(slug__iexact="a"))
+    forget()
+
+    assert "Compare columns of the row itself" in refused()
+    row = GuardState.objects.using(state.table.connection.alias).get(pk="mine")
+    assert row.status == FENCED
+    assert row.reason.startswith("alive is not allowed: it ")
+    assert "Compare columns" not in row.reason
 
 
 def test_a_filter_of_a_condition_that_was_let_through_before_is_not_asked(only, monkeypatch):
