@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
-from django.urls import path
+from django.urls import path, re_path
 
 from tests.shop import models
 from tests.shop.models import Article, Product
@@ -136,6 +136,14 @@ def test_the_place_of_the_middleware_is_told(guards, capsys, settings, middlewar
     call_command("guard_routes")
 
     assert capsys.readouterr().out.splitlines()[-1].startswith(note)
+
+
+def test_a_suffix_for_the_format_is_no_identifier(capsys, settings):
+    """REST framework's routers give one to each list; a pattern with an identifier beside it stays."""
+    of_list = re_path(r"^x\.(?P<format>[a-z0-9]+)/?$", _of_product)
+    settings.ROOT_URLCONF = urlconf(of_list, re_path(r"^y/(?P<pk>\d+)\.(?P<format>[a-z]+)$", _of_product))
+
+    assert {row["pattern"][:3] for row in rows(capsys)} == {"/y/"}
 
 
 def test_another_urlconf(guards, capsys):

@@ -41,7 +41,12 @@ class Command(BaseCommand):
             raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
         every = [pattern for pattern in table.patterns if pattern.takes_id]
         shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern.callback)]
-        listed = [row for pattern in shown for row in rows_of_pattern(table, pattern)]
+        listed = [
+            row
+            for pattern in shown
+            for row in rows_of_pattern(table, pattern)
+            if row.guard or set(pattern.captured) != {"format"}  # REST framework's, of a list
+        ]
         rows = [row for row in listed if not (options["unguarded"] and row.answered)]
         if options["json"]:
             self.stdout.write(json.dumps({"routes": [asdict(row) for row in rows]}))
