@@ -322,8 +322,8 @@ def _look_at(guard: Guard) -> dict[str, Any]:
     seen: dict[str, Any] = {"backend": "", "identity": "", "generation": {}, "state": {}, "fault": ""}
     try:
         active = guard._runtime.active_filter
-        store = type(active.store)
-        seen["backend"] = f"{store.__module__}.{store.__name__}"
+        store, configured = type(active.store), conf.settings.stores.get(guard.store, {})
+        seen["backend"] = configured.get("BACKEND") or f"{store.__module__}.{store.__name__}"
         seen["identity"] = active.store.identity
         row = active.table.row(guard.name)
         if row is None:

@@ -13,6 +13,7 @@ from django.urls import URLPattern, path
 from bloomguard import verdicts
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
+from bloomguard.stores.memory import MemoryStore  # noqa: F401  (named in a setting)
 from bloomguard.verdicts import MEANING
 from tests.shop import features, views
 from tests.shop.models import Article, Place, Product
@@ -123,6 +124,14 @@ def test_the_key_and_what_it_was_held_against_are_shown(shop, capsys):
     assert 0 < answer["lease_seconds"] <= 1
     assert answer["first_us"] > 0 < answer["again_us"]
     assert answer["fault"] == ""
+
+
+def test_the_backend_is_shown_as_the_settings_name_it(shop, capsys, settings):
+    """A store may be defined in another module than the one that the project names."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": f"{__name__}.MemoryStore"}}}
+    [answer] = explained(capsys, "/products/8/")["guards"]
+
+    assert answer["backend"] == f"{__name__}.MemoryStore"
 
 
 def test_it_changes_nothing(shop, capsys, django_assert_num_queries):
