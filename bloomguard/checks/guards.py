@@ -53,6 +53,7 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
     """Return a warning about ``guard``."""
+    text = text.rstrip(".")  # a driver's own may end so
     return Warning(f"the guard {guard.name!r}: {text}.", hint=hint, obj=guard.model, id=id)
 
 

@@ -184,7 +184,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if held := held_by_hand(row):
         return Need(guard=guard.name, reasons=(), held=held, age_seconds=age)
     if state.active and state.status != ARMED:
-        reasons.append(f"it is fenced: {row.reason if row is not None else ''}")
+        reasons.append(f"it is fenced: {row.reason.rstrip('.') if row is not None else ''}")
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:

@@ -78,8 +78,8 @@ def test_a_guard_whose_first_build_never_ended(mine):
 
 @pytest.mark.usefixtures("each_database")
 def test_a_guard_that_is_fenced(built):
-    """The reason of the fence is told."""
-    states.table.fence("mine", "a write was not proved")
+    """The reason of the fence is told, with one full stop at its end."""
+    states.table.fence("mine", "a write was not proved.")
 
     ((found, message, hint),) = messages()
 

@@ -53,8 +53,8 @@ def test_what_was_never_built_needs_to_be():
 
 
 def test_a_fence_is_a_reason(product):
-    """And why it was fenced is told."""
-    states.table.fence("product", "a write was not proved")
+    """And why it was fenced is told; a driver's own reason may end with a full stop."""
+    states.table.fence("product", "a write was not proved.")
 
     assert assess(product).reasons == ("it is fenced: a write was not proved",)
 
