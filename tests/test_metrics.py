@@ -461,7 +461,9 @@ def test_what_is_wrong_is_said(told, memory, capsys, monkeypatch):
 
     monkeypatch.setattr(memory, "read_metrics", broken)
     call_command("filter_stats", "product")
-    assert "product: no figures: the server did not answer in time" in capsys.readouterr().out
+    _, row, remark = capsys.readouterr().out.splitlines()
+    assert row.split() == ["product", *["-"] * 7, "0.100%", "-"]  # not zeros, which would be figures
+    assert remark == "product: no figures: the server did not answer in time"
 
 
 def test_a_guard_in_shadow_mode_says_what_it_would_have_done(told, capsys):

@@ -108,6 +108,8 @@ def _figures(guard: Guard, series: Series) -> dict[str, Any]:
 
 
 def _row(guard: Guard, series: Series) -> tuple[str, ...]:
+    if series.error:
+        return guard.name, *["-"] * (len(_TOTALS) + 1), f"{guard.error_rate:.3%}", "-"
     totals = [f"{series.total(name):,}" for name in _TOTALS]
     rate, check = series.false_positive_rate, series.mean_check_seconds
     wrong = f"{series.total(FALSE_POSITIVE):,}" + ("" if rate is None else f" ({rate:.3%})")
