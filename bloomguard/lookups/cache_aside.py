@@ -25,7 +25,7 @@ import time
 from collections.abc import Awaitable, Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
@@ -46,6 +46,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
 _WITHOUT = "bloomguard loads values without the cache because the cache failed"
 _log = LogOnce()
+T = TypeVar("T")
 
 
 def cache_key(name: str, value: Any) -> str | None:
@@ -61,12 +62,12 @@ def cache_key(name: str, value: Any) -> str | None:
 def get_or_load(
     name: str,
     value: Any,
-    load: Callable[[Any], Any],
+    load: Callable[[Any], T],
     timeout: float | None = 300,
     *,
     cache: str = "default",
     patience: float = 5.0,
-) -> Any:
+) -> T | None:
     """Return the cached data for ``value``, or call ``load(value)`` once for all callers that wait for it.
 
     Returns ``None`` if the guard ``name`` answers ``ABSENT``, or if ``load`` returns ``None`` or raises
@@ -82,7 +83,7 @@ def get_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    found = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
+    found: T | None = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         confirm_missing(guard, value)
@@ -92,12 +93,12 @@ def get_or_load(
 async def aget_or_load(
     name: str,
     value: Any,
-    load: Callable[[Any], Awaitable[Any]],
+    load: Callable[[Any], Awaitable[T]],
     timeout: float | None = 300,
     *,
     cache: str = "default",
     patience: float = 5.0,
-) -> Any:
+) -> T | None:
     """Async :func:`get_or_load` with an async ``load``; never blocks the event loop. Raises the same exceptions."""
     guard = registry[name]
     (scoped,) = await guard._runtime.ascoped([value])
@@ -106,7 +107,9 @@ async def aget_or_load(
         guard._runtime.counters[AVOIDED]()
         return None
     scope = cache, asyncio.get_running_loop()
-    found = await _aget(_Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience))
+    found: T | None = await _aget(
+        _Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience)
+    )
     if found is None and decision.verdict is Verdict.MAYBE:
         await sync_to_async(confirm_missing)(guard, scoped)
     return found
