@@ -246,7 +246,15 @@ class WriteLock:
         try:
             if not self._thread.acquire(timeout=disk.LOCK_SECONDS):
                 raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
-            fd = self._lock(how)
+            fd = None
+            if self._fd is not None and self._checks_done == self._checks_due:  # hot path
+                try:
+                    fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    pass  # another process has the lock
+                else:
+                    fd = self._fd if os.fstat(self._fd).st_nlink else None
+            fd = self._lock(how) if fd is None else fd
             if how == fcntl.LOCK_EX:
                 os.pwrite(fd, disk.LOCK_BYTE, 0)
         except BaseException as error:
@@ -280,14 +288,6 @@ class WriteLock:
 
         A lock on the file of a removed folder would exclude no process.
         """
-        if self._fd is not None and self._checks_done == self._checks_due:
-            try:
-                fcntl.flock(self._fd, how | fcntl.LOCK_NB)
-            except BlockingIOError:
-                pass  # another process has the lock
-            else:
-                if os.fstat(self._fd).st_nlink:
-                    return self._fd  # hot path
         deadline = time.monotonic() + disk.LOCK_SECONDS
         while True:
             if self._fd is None:
