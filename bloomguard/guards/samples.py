@@ -31,8 +31,6 @@ SAMPLES = (
 )  # fmt: skip
 #: Classes whose values have the same text in every process.
 _PLAIN = (str, int, Decimal, uuid.UUID, datetime.date)
-
-
 #: What fails in this way works a moment later; every other error is taken to come each time, as for a value of no use.
 _TEMPORARY = (OSError, DatabaseError, InterfaceError)
 
