@@ -207,15 +207,17 @@ class WriteLock:
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
     after a fork, the child opens the file again.
 
-    The exclusive lock writes a byte to its file. That fails if an error has made the file system read-only: the mapped
-    file would still take the bits, in memory alone, lost as soon as the disk is repaired and mounted again. It also
-    fails on a full disk where each change needs new space (btrfs): the kernel would kill the process (SIGBUS).
+    The exclusive lock writes a byte to its file, once a second. That fails if an error has made the file system
+    read-only: the mapped file would still take the bits, in memory alone, lost as soon as the disk is repaired and
+    mounted again. It also fails on a full disk where each change needs new space (btrfs): the kernel would kill the
+    process (SIGBUS).
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
         self._thread: Any = own_lock(self, "_thread", threading.RLock)  # which knows whether this thread has it
         self._fd: int | None = None
+        self._written_at = float("-inf")
         self._checks_due = 1
         self._checks_done = 0  # number of due checks after which the path still named the open file
         after_fork(self._close)
@@ -255,8 +257,9 @@ class WriteLock:
                 else:
                     fd = self._fd if os.fstat(self._fd).st_nlink else None
             fd = self._lock(how) if fd is None else fd
-            if how == fcntl.LOCK_EX:
+            if how == fcntl.LOCK_EX and (now := time.monotonic()) - self._written_at >= disk.WRITABLE_SECONDS:
                 os.pwrite(fd, disk.LOCK_BYTE, 0)
+                self._written_at = now
         except BaseException as error:
             if self._thread._is_owned():
                 try:

@@ -10,6 +10,7 @@ from contextlib import _GeneratorContextManager, suppress
 import pytest
 
 from bloomguard.exceptions import StoreError
+from bloomguard.stores import disk
 from bloomguard.stores.file import FileStore
 
 from .conftest import find, key, make_layout
@@ -87,6 +88,7 @@ def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
+        patch.setattr(disk, "WRITABLE_SECONDS", 0.0)
         for keys in ([key(2)], list(map(key, range(100, 200))), list(map(key, range(1_000, 9_000)))):
             with pytest.raises(StoreError, match="Read-only"):
                 made.add(keys)

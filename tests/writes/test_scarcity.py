@@ -161,6 +161,7 @@ def test_a_disk_that_takes_no_writes_fails_no_write(write, short, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, "pwrite", refuse)
+    monkeypatch.setattr(disk, "WRITABLE_SECONDS", 0.0)
 
     write()
 
