@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..filters.bulk import np
 from .fields import LONGEST_NUMBER, kind_of, own_conversions, own_methods, python_type_of, value_field
-from .samples import OF_THE_TEXT
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 Encode = Callable[[Any], bytes]
 
 _LOW, _MASK = -(1 << 63), (1 << 64) - 1
+#: Errors of ``normalize`` that mean that the text has no normal form. After any other, as OSError, it is uncertain.
+OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
 #: The number of keys that mark a scope.
 MARKS = 128
 #: From this many integers on, an array of them is made faster than their bytes.

@@ -1,6 +1,6 @@
 """What a project's own functions make of some texts: two versions of one that differ there make different keys.
 
-What a function does cannot be told from outside. But most changes show in case, accents, spaces, punctuation, numbers
+Nobody can see from outside what a function does. But most changes show in case, accents, spaces, punctuation, numbers
 and lengths. The samples have no character that a newer Unicode treats otherwise, so that two versions of Python agree.
 """
 
@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 
-from django.core.exceptions import ValidationError
 from django.db import DatabaseError, InterfaceError
 
-#: Errors of ``normalize`` that mean that the text has no normal form. Any other error, such as OSError, is temporary.
-OF_THE_TEXT = (ValidationError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)
+from .keys import OF_THE_TEXT
 
 SAMPLES = (
     "", " ", "a", "A", " a ", "a  b", "a b", "a\tb\n", "Ab-Cd_eF", "aBc", "ab--cd", "-a-", "_a", "a.b", "a.", "a,b;c",
@@ -31,7 +29,7 @@ SAMPLES = (
 )  # fmt: skip
 #: Classes whose values have the same text in every process.
 _PLAIN = (str, int, Decimal, uuid.UUID, datetime.date)
-#: What fails in this way works a moment later; every other error is taken to come each time, as for a value of no use.
+#: After these errors the function may work a moment later. After any other, it raises the same in every process.
 _TEMPORARY = (OSError, DatabaseError, InterfaceError)
 
 

@@ -18,6 +18,7 @@ from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
 from tests.support import database
+from tests.support.interruptions import InterruptedLock
 from tests.support.roles import as_role
 
 pytestmark = [
@@ -588,17 +589,8 @@ def test_a_forked_child_has_a_connection_of_its_own(table, monkeypatch):
 
 def test_an_interrupted_reader_leaves_nothing_locked(table, monkeypatch):
     """A time limit may raise its exception right after the lock was taken."""
-
-    class Interrupted:
-        def __init__(self, own):
-            self.own, self.release, self._is_owned = own, own.release, own._is_owned
-
-        def acquire(self, **named):
-            self.own.acquire(**named)
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(table, "_lock", Interrupted(table._lock))
+        patch.setattr(table, "_lock", InterruptedLock(table._lock))
         with pytest.raises(KeyboardInterrupt):
             table.renew()
     done = []

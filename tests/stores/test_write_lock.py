@@ -5,13 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from contextlib import _GeneratorContextManager, suppress
+from types import SimpleNamespace
 
 import pytest
 
 from bloomguard.exceptions import StoreError
-from bloomguard.stores import disk
+from bloomguard.stores import disk, frames
 from bloomguard.stores.file import FileStore
+from tests.support.interruptions import InterruptedLock
 
 from .conftest import find, key, make_layout
 
@@ -41,21 +44,13 @@ def test_an_interrupted_writer_leaves_nothing_locked(files, monkeypatch, where):
     def interrupt(*args, **named):
         raise KeyboardInterrupt
 
-    class Interrupted:
-        def __init__(self, own):
-            self.own, self.release, self._is_owned = own, own.release, own._is_owned
-
-        def acquire(self, **named):
-            self.own.acquire(**named)
-            raise KeyboardInterrupt
-
     def write():
         with suppress(KeyboardInterrupt), made._locked(True):
             pass
 
     with monkeypatch.context() as patch:
         if where == "acquired":
-            patch.setattr(made._locked, "_thread", Interrupted(made._locked._thread))
+            patch.setattr(made._locked, "_thread", InterruptedLock(made._locked._thread))
         elif where == "flock":
             patch.setattr(os, "fstat", interrupt)
         else:
@@ -79,7 +74,8 @@ def test_a_thread_does_not_write_in_the_middle_of_its_own_write(files):
 def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
     """After an error ext4 is read-only, but mapped files still take bits in memory, which are lost when it is repaired
     and mounted again, without a reboot. Other file systems kill whoever writes to a mapped file (SIGBUS)."""
-    made = files.create("city", "a", make_layout())
+    made, now = files.create("city", "a", make_layout()), [time.monotonic()]
+    monkeypatch.setattr(frames, "time", SimpleNamespace(monotonic=lambda: now[0]))
     made.add([key(1)])
     bits = bytes(made.read_shard(0).buffer)
 
@@ -88,7 +84,7 @@ def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
-        patch.setattr(disk, "WRITABLE_SECONDS", 0.0)
+        now[0] += disk.WRITABLE_SECONDS
         for keys in ([key(2)], list(map(key, range(100, 200))), list(map(key, range(1_000, 9_000)))):
             with pytest.raises(StoreError, match="Read-only"):
                 made.add(keys)

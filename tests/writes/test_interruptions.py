@@ -13,7 +13,6 @@ from django.contrib.auth.models import Group
 from django.db import DatabaseError, connections, transaction
 
 from bloomguard.exceptions import StoreError
-from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
@@ -28,15 +27,6 @@ from tests.support.orm_writes import atomic
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 ABSENT, MAYBE, UNKNOWN = Verdict.ABSENT, Verdict.MAYBE, Verdict.UNKNOWN
-
-
-@pytest.fixture
-def product(each_database, build, clock):
-    """A guard in use."""
-    Product.objects.create(pk=1, name="old")
-    build("product")
-    clock.now += 10
-    return registry["product"]
 
 
 def connection() -> Any:

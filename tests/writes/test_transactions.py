@@ -53,15 +53,6 @@ def armed(each_database, fresh, clock):
 
 
 @pytest.fixture
-def product(each_database, build, clock):
-    """A guard in use."""
-    Product.objects.create(pk=1, name="old")
-    build("product")
-    clock.now += 10
-    return registry["product"]
-
-
-@pytest.fixture
 def broken(product, monkeypatch):
     """Its adds fail."""
     monkeypatch.setattr(type(product._runtime.active_filter), "add", lambda *args, **named: False)

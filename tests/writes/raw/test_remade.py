@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from contextlib import contextmanager
 
 import pytest
 from django.db import connections
@@ -30,6 +31,19 @@ def changed(attributes):
     return found
 
 
+@contextmanager
+def altered(old, new):
+    """In this block the table has the field ``new`` in place of ``old``, as after a migration."""
+    connection = connections[database.current]
+    with connection.schema_editor() as editor:
+        editor.alter_field(Article, old, new)
+    try:
+        yield
+    finally:
+        with connection.schema_editor() as editor:
+            editor.alter_field(Article, new, old)
+
+
 CHANGES = {
     "a longer text": ({"max_length": 250}, ARMED),
     "an index": ({"db_index": False}, ARMED),
@@ -45,16 +59,10 @@ CHANGES = {
 def test_a_column_that_changes_how_it_stores_or_compares_fences(built, attributes, expected):
     old = Article._meta.get_field("slug")
     new = changed(attributes)
-    connection = connections[database.current]
     Article.objects.update(slug="7")
     assert status("article") == ARMED
-    with connection.schema_editor() as editor:
-        editor.alter_field(Article, old, new)
-    try:
+    with altered(old, new):
         assert status("article") == expected
-    finally:
-        with connection.schema_editor() as editor:
-            editor.alter_field(Article, new, old)
 
 
 @on_sqlite
@@ -64,14 +72,8 @@ def test_a_column_of_alive_counts_too(built):
     new = CharField(max_length=5, default="0")
     new.set_attributes_from_name("deleted")
     new.model = Article
-    connection = connections[database.current]
-    with connection.schema_editor() as editor:
-        editor.alter_field(Article, old, new)
-    try:
+    with altered(old, new):
         assert status("article") == FENCED
-    finally:
-        with connection.schema_editor() as editor:
-            editor.alter_field(Article, new, old)
 
 
 def test_declarations():
