@@ -37,7 +37,7 @@ VARIANTS = {
 }
 #: Of how many combinations a variant takes one.
 SHARES = {
-    "everything": 6,
+    "everything": 8,
     "startproject": 6,
     "plain": 7,
     "login": 10,
