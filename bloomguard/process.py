@@ -16,7 +16,8 @@ logger = logging.getLogger("bloomguard")
 #: Linux has a clock of its own that includes sleep. On macOS CLOCK_MONOTONIC does, and Python's ``monotonic`` does not.
 _CLOCK: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 #: Returns monotonic seconds that include the host's sleep, so that no process trusts on wake-up what it read before.
-seconds: Callable[[], float] = time.monotonic if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
+#: All waits and caches use it: packages that freeze the time replace ``time.monotonic`` wherever a module names it.
+seconds: Callable[[], float] = partial(time.monotonic) if _CLOCK is None else partial(time.clock_gettime, _CLOCK)
 
 #: Each object that a forked child must reset, because it must not share file locks, connections or held locks with the
 #: parent -> functions of the object that do it.

@@ -36,7 +36,7 @@ from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import LogOnce, after_fork, own_lock
+from ..process import LogOnce, after_fork, own_lock, seconds
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .misses import confirm_missing
@@ -214,9 +214,9 @@ def _get(call: _Call) -> Any:
         return _load(call)
     if (found := _try(call.cache, "get", call.key)) is not None:
         return found
-    arrived = time.monotonic()
+    arrived = seconds()
     deadline = arrived + 2 * call.patience
-    while (now := time.monotonic()) < deadline:
+    while (now := seconds()) < deadline:
         flight, is_mine = flights.join(call, now, futures.Future)
         if is_mine:
             shared = _MISSING
@@ -241,10 +241,10 @@ def _get(call: _Call) -> Any:
 def _load_for_all(call: _Call) -> Any:
     """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
-    deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
+    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
     try:
         while not _try(call.cache, "add", claim, token, call.patience, otherwise=True):
-            if time.monotonic() >= deadline:
+            if seconds() >= deadline:
                 return _load(call)
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -284,9 +284,9 @@ async def _aget(call: _Call) -> Any:
         return await _aload(call)
     if (found := await _atry(call.cache, "aget", call.key)) is not None:
         return found
-    arrived = time.monotonic()
+    arrived = seconds()
     deadline = arrived + 2 * call.patience
-    while (now := time.monotonic()) < deadline:
+    while (now := seconds()) < deadline:
         flight, is_mine = flights.join(call, now, asyncio.get_running_loop().create_future)
         if is_mine:
             shared = _MISSING
@@ -309,10 +309,10 @@ async def _aget(call: _Call) -> Any:
 
 async def _aload_for_all(call: _Call) -> Any:
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
-    deadline, pause = time.monotonic() + call.patience, _FIRST_PAUSE
+    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
     try:  # a task that is cancelled while it claims may have made the claim
         while not await _atry(call.cache, "aadd", claim, token, call.patience, otherwise=True):
-            if time.monotonic() >= deadline:
+            if seconds() >= deadline:
                 return await _aload(call)
             await asyncio.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from django.db import connections
 from ..guards.fields import is_djangos_compiler
 from ..guards.keys import OutOfRange, Unkeyable
 from ..guards.scopes import DATABASE
+from ..process import seconds
 from ..state.connection import fetch_uncounted
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
@@ -111,7 +111,7 @@ def _hides_rows(connection: Any, guard: Guard) -> bool:
     """Return whether PostgreSQL may hide rows of the guard's tables from this user; queried once a minute."""
     if connection.vendor != "postgresql":
         return False
-    now = time.monotonic()
+    now = seconds()
     place = connection.alias, getattr(connection, "schema_name", ""), guard.name
     found, until = _hiding.get(place, (True, 0.0))
     if until <= now:

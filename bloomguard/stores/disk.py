@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..exceptions import StoreError
+from ..process import seconds
 
 try:
     import fcntl as fcntl
@@ -121,7 +122,7 @@ def lock_file(fd: int, path: Path, how: int, deadline: float) -> None:
     while True:
         with suppress(BlockingIOError):
             return fcntl.flock(fd, how | fcntl.LOCK_NB)
-        if time.monotonic() > deadline:
+        if seconds() > deadline:
             raise StoreError(f"{path} has been locked for {LOCK_SECONDS:g} s; is a writing process stopped?")
         time.sleep(pause)
         pause = min(2 * pause, 0.001)

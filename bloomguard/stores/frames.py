@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from ..filters.base import BodyFilter
 from ..filters.bulk import np, one_by_one
 from ..filters.codec import Frame
 from ..filters.layout import Layout
-from ..process import after_fork, own_lock
+from ..process import after_fork, own_lock, seconds
 from . import disk
 from .base import Generation
 from .disk import fcntl
@@ -257,7 +256,7 @@ class WriteLock:
                 else:
                     fd = self._fd if os.fstat(self._fd).st_nlink else None
             fd = self._lock(how) if fd is None else fd
-            if how == fcntl.LOCK_EX and (now := time.monotonic()) - self._written_at >= disk.WRITABLE_SECONDS:
+            if how == fcntl.LOCK_EX and (now := seconds()) - self._written_at >= disk.WRITABLE_SECONDS:
                 os.pwrite(fd, disk.LOCK_BYTE, 0)
                 self._written_at = now
         except BaseException as error:
@@ -291,7 +290,7 @@ class WriteLock:
 
         A lock on the file of a removed folder would exclude no process.
         """
-        deadline = time.monotonic() + disk.LOCK_SECONDS
+        deadline = seconds() + disk.LOCK_SECONDS
         while True:
             if self._fd is None:
                 self._fd = disk.open_private(self._path, os.O_RDWR | os.O_CREAT)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import time
 from array import array
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..exceptions import StoreError
+from ..process import seconds
 from . import disk
 from .disk import fcntl, lock_file, opened_private
 
@@ -84,7 +84,7 @@ class PageFolder:
         try:
             with opened_private(file, os.O_RDWR | os.O_CREAT) as fd:
                 try:
-                    lock_file(fd, file, fcntl.LOCK_EX, time.monotonic() + disk.LOCK_SECONDS)
+                    lock_file(fd, file, fcntl.LOCK_EX, seconds() + disk.LOCK_SECONDS)
                     before = os.pread(fd, PAGE_BYTES, 0)
                     if not before:
                         os.fchmod(fd, 0o600)  # restore the bits that the umask removed

@@ -8,9 +8,9 @@ what a transaction has read, to find out which transactions cannot both be commi
 from __future__ import annotations
 
 import re
-import time
 from typing import Any
 
+from ..process import seconds
 from ..state.connection import fetch_uncounted
 
 _DEFAULT_SECONDS = 60.0
@@ -55,7 +55,7 @@ def may_omit_reads(connection: Any) -> bool:
 
 def _is_read_committed_by_default(connection: Any) -> bool:
     """Return whether PostgreSQL's sessions have READ COMMITTED; queried once a minute, which begins no snapshot."""
-    now = time.monotonic()
+    now = seconds()
     found, until = _defaults.get(connection.alias, (False, 0.0))
     if until <= now:
         with connection.wrap_database_errors:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -500,7 +499,8 @@ def hurry(monkeypatch, clock):
                 others -= 1
             clock.sleep(seconds)
 
-        monkeypatch.setattr(cache_aside, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+        monkeypatch.setattr(cache_aside, "seconds", clock)
+        monkeypatch.setattr(cache_aside, "time", SimpleNamespace(sleep=sleep))
 
         def waits(given, seconds):
             [future] = given
@@ -610,7 +610,7 @@ def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
     loader = Loader("never")
     cache = caches["default"]
     # While we wait the other one brings it.
-    bring = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: cache.set(cache_key("product", 7), "tea"))
+    bring = SimpleNamespace(sleep=lambda _: cache.set(cache_key("product", 7), "tea"))
     monkeypatch.setattr(cache_aside, "time", bring)
 
     assert get_or_load("product", 7, loader, patience=60) == "tea"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
-from types import SimpleNamespace
 
 import pytest
 from django.core.cache import caches
@@ -106,7 +105,7 @@ def test_whether_rows_are_hidden_is_asked_for_each_minute(lookups, clock, monkey
     """Row-level security that is switched on is known a minute later."""
     if database.current != "postgresql":
         pytest.skip("PostgreSQL's alone")
-    monkeypatch.setattr(misses, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(misses, "seconds", clock)
     misses._hiding.clear()
     connection, guard = connections["postgresql"], registry["product"]
     assert not misses._hides_rows(connection, guard)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
 
 import pytest
 from django.db import OperationalError, connections, transaction
@@ -113,7 +112,7 @@ def test_the_servers_default_is_asked_for(lookups, clock, monkeypatch):  # noqa:
     """A role of PostgreSQL may have a level of its own, and get another; the question begins no snapshot."""
     if database.current != "postgresql":
         pytest.skip("PostgreSQL's alone")
-    monkeypatch.setattr(isolation, "time", SimpleNamespace(monotonic=clock))
+    monkeypatch.setattr(isolation, "seconds", clock)
     connection = connections["postgresql"]
     connection.ensure_connection()
     try:

@@ -7,11 +7,11 @@ import os
 import threading
 import time
 from contextlib import _GeneratorContextManager, suppress
-from types import SimpleNamespace
 
 import pytest
 
 from bloomguard.exceptions import StoreError
+from bloomguard.process import seconds
 from bloomguard.stores import disk, frames
 from bloomguard.stores.file import FileStore
 from tests.support.interruptions import InterruptedLock
@@ -61,6 +61,18 @@ def test_an_interrupted_writer_leaves_nothing_locked(files, monkeypatch, where):
         assert _take_in_a_thread(each._locked)
 
 
+@pytest.mark.timeout(60)
+def test_a_frozen_time_ends_no_wait_late(files, monkeypatch):
+    """Packages that freeze the time for tests replace `time.monotonic`: a wait for a lock still has its limit."""
+    made = files.create("city", "a", make_layout())
+    other = FileStore("default", path=files.path).open("city", "a", find)
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(time, "monotonic", lambda: 1_000.0)
+
+    with made._locked(True), pytest.raises(StoreError, match="has been locked"):
+        other.add([key(1)])
+
+
 def test_a_thread_does_not_write_in_the_middle_of_its_own_write(files):
     """As the handler of a signal may try to."""
     made = files.create("city", "a", make_layout())
@@ -74,8 +86,8 @@ def test_a_thread_does_not_write_in_the_middle_of_its_own_write(files):
 def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
     """After an error ext4 is read-only, but mapped files still take bits in memory, which are lost when it is repaired
     and mounted again, without a reboot. Other file systems kill whoever writes to a mapped file (SIGBUS)."""
-    made, now = files.create("city", "a", make_layout()), [time.monotonic()]
-    monkeypatch.setattr(frames, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    made, now = files.create("city", "a", make_layout()), [seconds()]
+    monkeypatch.setattr(frames, "seconds", lambda: now[0])
     made.add([key(1)])
     bits = bytes(made.read_shard(0).buffer)
 
