@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import connections
@@ -24,6 +25,9 @@ def connect() -> None:
     for connection in connections.all(initialized_only=True):
         _connected(connection=connection)
     wrap(CursorWrapper, "callproc", _hook_callproc)
+    for name in _METHODS:
+        if not hasattr(CursorWrapper, name):
+            setattr(CursorWrapper, name, _DriverMethod(name))
 
 
 def _connected(connection: Any, **kwargs: Any) -> None:
@@ -40,51 +44,90 @@ def _connected(connection: Any, **kwargs: Any) -> None:
         wrap(SQLiteCursorWrapper, "executescript", _hook_script)
 
 
+# -- what psycopg's cursors send without Django's wrappers
+
+
+@contextmanager
+def _copy(method: Any, connection: Any, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    with following(read(statement, connection), connection), method(statement, *args, **kwargs) as copy:
+        yield copy
+
+
+def _stream(method: Any, connection: Any, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
+    with following(read(query, connection), connection, apart=True):
+        yield from method(query, *args, **kwargs)
+
+
+def _copy_from(method: Any, connection: Any, file: Any, table: str, *args: Any, **kwargs: Any) -> Any:
+    text = f"COPY {connection.ops.quote_name(table)} FROM STDIN"  # it quotes the name too
+    with following(read(text, connection), connection):
+        return method(file, table, *args, **kwargs)
+
+
+def _copy_expert(method: Any, connection: Any, sql: Any, *args: Any, **kwargs: Any) -> Any:
+    with following(read(sql, connection), connection):
+        return method(sql, *args, **kwargs)
+
+
+#: The driver's methods, of psycopg 3 and 2, and what follows their statements.
+_METHODS = {"copy": _copy, "stream": _stream, "copy_from": _copy_from, "copy_expert": _copy_expert}
+
+
 def _hook_copies(connection: Any) -> None:
-    """Hook what psycopg's cursors send without Django's wrappers: ``copy`` and ``stream``, ``copy_from`` and the like.
+    """Let the driver make cursors that follow :data:`_METHODS`. Another driver has its own ways, which are not known.
 
-    Another driver of PostgreSQL has its own ways, which are not known.
+    And Django's cursors, in case the driver's do not: what a backend takes for the connection may not heed the factory,
+    or a package may replace it later.
     """
+    for cursor in (connection.make_cursor(None), connection.make_debug_cursor(None)):
+        for kind in type(cursor).__mro__[:-1]:
+            for name in _METHODS.keys() & vars(kind).keys():
+                if kind is not CursorWrapper:
+                    wrap(kind, name, partial(_following_itself, name))
     driver = connection.connection
-    factory = getattr(driver, "cursor_factory", None)
+    factory: Any = getattr(driver, "cursor_factory", None)
     factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
-    if hasattr(factory, "copy"):
-        driver.cursor_factory = _cursor_of_psycopg_3(factory, connection)
-    elif (psycopg_2 := sys.modules.get("psycopg2.extensions")) and isinstance(driver, psycopg_2.connection):
-        driver.cursor_factory = _cursor_of_psycopg_2(factory or psycopg_2.cursor, connection)
+    if not hasattr(factory, "copy"):
+        psycopg_2 = sys.modules.get("psycopg2.extensions")
+        if psycopg_2 is None or not isinstance(driver, psycopg_2.connection):
+            return
+        factory = factory or psycopg_2.cursor
+
+    def hooked(name: str) -> Any:
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return _METHODS[name](getattr(super(made, self), name), connection, *args, **kwargs)
+
+        return method
+
+    methods = {name: hooked(name) for name in _METHODS if hasattr(factory, name)}
+    made: Any = type("HookedCursor", (factory,), {"unhooked": factory, **methods})
+    driver.cursor_factory = made
 
 
-def _cursor_of_psycopg_3(factory: Any, connection: Any) -> Any:
-    class HookedCursor(factory):  # type: ignore[misc]
-        unhooked = factory
+class _DriverMethod:
+    """A driver's method that Django's cursor hands out."""
 
-        @contextmanager
-        def copy(self, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            with following(read(statement, connection), connection), super().copy(statement, *args, **kwargs) as copy:
-                yield copy
+    def __init__(self, name: str) -> None:
+        self._name = name
 
-        def stream(self, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-            # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
-            with following(read(query, connection), connection, apart=True):
-                yield from super().stream(query, *args, **kwargs)
-
-    return HookedCursor
+    def __get__(self, cursor: Any, owner: object = None) -> Any:
+        if cursor is None:
+            raise AttributeError(self._name)
+        method = getattr(cursor.cursor, self._name)
+        return method if _is_hooked(cursor) else partial(_METHODS[self._name], method, cursor.db)
 
 
-def _cursor_of_psycopg_2(factory: Any, connection: Any) -> Any:
-    class HookedCursor(factory):  # type: ignore[misc]
-        unhooked = factory
+def _following_itself(name: str, run: Any) -> Any:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        own = partial(run, self)
+        return own(*args, **kwargs) if _is_hooked(self) else _METHODS[name](own, self.db, *args, **kwargs)
 
-        def copy_from(self, file: Any, table: str, *args: Any, **kwargs: Any) -> Any:
-            text = f"COPY {connection.ops.quote_name(table)} FROM STDIN"  # it quotes the name too
-            with following(read(text, connection), connection):
-                return super().copy_from(file, table, *args, **kwargs)
+    return method
 
-        def copy_expert(self, sql: Any, *args: Any, **kwargs: Any) -> Any:
-            with following(read(sql, connection), connection):
-                return super().copy_expert(sql, *args, **kwargs)
 
-    return HookedCursor
+def _is_hooked(cursor: Any) -> bool:
+    return cursor.db.vendor != "postgresql" or getattr(cursor.cursor, "unhooked", None) is not None
 
 
 def _hook_callproc(callproc: Any) -> Any:
@@ -99,15 +142,17 @@ def _hook_script(run: Any) -> Any:
     """Hook SQLite's ``executescript``: it calls no wrapper of Django's, and commits the open transaction first."""
 
     def executescript(self: Any, script: str) -> Any:
-        owners = [each for each in connections.all(initialized_only=True) if each.connection is self.connection]
-        if not owners:
-            return run(self, script)
-        observer = TransactionObserver.of(owners[0])
-        with following(read(script, owners[0]), owners[0], apart=True):
+        known = [each for each in connections.all() if each.vendor == "sqlite"]
+        # A package may have put another object in place of Django's connection: then it may be any of them.
+        owners = [each for each in known if each.connection is self.connection] or known
+        observers = list(filter(None, map(TransactionObserver.of, owners)))
+        with ExitStack() as stack:
+            for owner in owners:
+                stack.enter_context(following(read(script, owner), owner, apart=True))
             try:
                 return run(self, script)
             finally:
-                if observer is not None:
+                for observer in observers:
                     observer.follow("COMMIT")
 
     return executescript

@@ -55,6 +55,18 @@ def test_copy_fences(copy, settings, debug, statement):
     assert connections["postgresql"].get_autocommit()
 
 
+@pytest.mark.parametrize("debug", [False, True], ids=["", "debug"])
+def test_a_copy_fences_if_the_cursors_are_another_packages(copy, settings, debug):
+    """A package that traces statements gives the open connection a factory of its own; a pool's never takes ours."""
+    settings.DEBUG = debug
+    driver = connections["postgresql"].connection
+    driver.cursor_factory = driver.cursor_factory.unhooked
+    copy()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
 def test_nobody_sees_a_copied_row_before_the_fence(copy, seen_at_the_fence):
     """Not even under autocommit."""
     copy()
@@ -129,6 +141,27 @@ def test_a_script_fences(built):
         cursor.executescript("SELECT 1; INSERT INTO shop_product (id, name) VALUES (7, 'x');")
 
     assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+class Traced:
+    """Stands for a driver's connection, as packages that trace statements put it in its place."""
+
+    def __init__(self, connection):
+        self._connection = connection
+
+    def __getattr__(self, name):
+        return getattr(self._connection, name)
+
+
+@on_sqlite
+def test_a_script_fences_on_a_connection_that_another_package_stands_for(built, monkeypatch):
+    """The cursor names the driver's own connection, by which Django's is not found: so it may be any."""
+    connection = connections["default"]
+    monkeypatch.setattr(connection, "connection", Traced(connection.connection))
+    with connection.cursor() as cursor:
+        cursor.executescript("INSERT INTO shop_product (id, name) VALUES (7, 'x');")
+
     assert status("product") == FENCED
 
 
