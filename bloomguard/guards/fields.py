@@ -118,7 +118,7 @@ def _is_named_by_django(module: Any) -> bool:
 
 
 def is_djangos_compiler(compiler: Any) -> bool:
-    """Return whether Django's own code makes a SELECT, of the table that the query names."""
+    """Return whether Django's own code makes the statement, of the table that the query names."""
     classes = type(compiler).__mro__[:-1]
     return all(_is_named_by_django(each.__module__) for each in classes) and all(
         is_djangos_method(compiler, name) for name in ("as_sql", "get_from_clause")

@@ -17,7 +17,7 @@ from django.db import DatabaseError, connections, models
 from django.db.models.constants import OnConflict
 
 from ..guards import Guard
-from ..guards.fields import kind_of, stores_as_given, value_field
+from ..guards.fields import is_djangos_compiler, kind_of, stores_as_given, value_field
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
@@ -110,7 +110,7 @@ def more_to_return(
     compiler: Any, tables: Sequence[TrackedTable], asked: Sequence[Any], counting: Sequence[TrackedTable]
 ) -> list[Any]:
     """Return the fields to add to ``RETURNING``: guards in use need them, and the instances may not have them."""
-    if not _returns(compiler):
+    if not _returns(compiler) or not is_djangos_compiler(compiler):  # another one may append to the statement's end
         return []
     more: list[Any] = []
     for tracked in tables:
@@ -145,6 +145,8 @@ def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
 def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> bool:
     """Whether the instances hold the values of ``fields`` that the new rows store."""
     query = compiler.query
+    if not is_djangos_compiler(compiler):
+        return False  # its INSERT may write other values, or update an existing row
     if query.on_conflict == OnConflict.UPDATE:
         return False  # the existing row that is updated may have another key than the instance
     if not all(field in query.fields for field in fields):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from uuid import UUID
 
 import django
 import pytest
 from django.db import IntegrityError, connections, models, transaction
 from django.db.models import Value
 from django.db.models.functions import Upper
+from django.db.models.sql.compiler import SQLInsertCompiler
 from django.test.utils import isolate_apps
 
 from bloomguard.guards import registry
@@ -16,7 +18,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences
-from tests.shop.models import Article
+from tests.shop.models import Article, Order
 from tests.support import database
 from tests.support.guarding import registered
 
@@ -243,3 +245,34 @@ def test_a_primary_key_that_the_database_chooses(each_database, fresh, clock, bl
             assert [guard.verdict(number) for number in stored] == [Verdict.MAYBE] * 2
             assert Verdict.ABSENT not in [told.verdict(number) for number in stored]
             assert (status("number"), guard.verdict(77)) == (ARMED, Verdict.ABSENT)
+
+
+OTHER = UUID(int=7)
+
+
+class Rewriting(SQLInsertCompiler):
+    """As other packages have one: it writes another value, and appends to the statement what must be its end."""
+
+    def as_sql(self):
+        assert not self.returning_fields
+        other = Order._meta.pk.get_db_prep_save(OTHER, self.connection)
+        return [(f"{sql} ON CONFLICT DO NOTHING", [other]) for sql, _ in super().as_sql()]
+
+
+@database.without_mariadb
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_a_compiler_of_another_package_may_write_other_values(
+    each_database, fresh, clock, monkeypatch, block, normalizes
+):
+    """What the instances hold is not trusted, and its statement stays as it is: too little is known."""
+    operations = connections[database.current].ops
+    compiler = operations.compiler
+    own = {"normalize": lambda self, value: value} if normalizes else {}
+    with registered(Order, name="mine", **own) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(operations, "compiler", lambda name: Rewriting if "Insert" in name else compiler(name))
+        block(Order.objects.create)
+
+        assert Order.objects.get().pk == OTHER
+        assert guard.verdict(OTHER) is not Verdict.ABSENT
+        assert status("mine") == FENCED
