@@ -26,6 +26,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..models import GuardState
 from ..process import after_fork, notice_fork
 from ..stores.disk import comparable_boot_id, file_id
+from .pools import connect, leave_pool
 
 logger = logging.getLogger("bloomguard")
 
@@ -76,6 +77,8 @@ IDLE_SECONDS = 30.0
 
 class StateConnection:
     """Runs one statement at a time for all threads of the process."""
+
+    pool = "state"
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -177,7 +180,7 @@ class StateConnection:
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
-        connection.ensure_connection()
+        connect(connection)
         if connection.vendor == "sqlite":
             # A reader waits briefly only: the writer may be the caller's own transaction, which waits for this read.
             patience = (
@@ -214,6 +217,7 @@ class StateConnection:
             if current.vendor == "postgresql":
                 options.setdefault("tcp_user_timeout", int(1_000 * CHANGE_SECONDS))
             current.inc_thread_sharing()
+            leave_pool(current, self.pool)
             self._connection = current
             self._used_at = self.clock()
             # Before the file is opened: if another file replaces it meanwhile, the next use notices.
@@ -286,7 +290,7 @@ class StateConnection:
         """Return whether the database has the table. Raises :class:`DatabaseError`."""
         with self._locked(READ_SECONDS):
             connection = self._open()
-            connection.ensure_connection()
+            connect(connection)
             with _cut_off(connection, READ_SECONDS):
                 return name in connection.introspection.table_names()
 
@@ -309,6 +313,8 @@ class DatabaseConnection(StateConnection):
 
     ``schema`` is that of a tenant, for a database backend that has them, such as the one of django-tenants.
     """
+
+    pool = "catalogue"
 
     def __init__(self, alias: str, schema: str = "") -> None:
         super().__init__()

@@ -14,10 +14,11 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from bloomguard.models import GuardState
 from bloomguard.process import seconds
 from bloomguard.state import connection as connection_module
-from bloomguard.state.connection import StateConnection, TimedOut
+from bloomguard.state.connection import DatabaseConnection, StateConnection, TimedOut
 from bloomguard.state.row import State
 from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
+from tests.support import database
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -96,6 +97,35 @@ def test_a_connection_that_lay_idle_is_made_anew(kept):
     kept.execute("SELECT 1")
 
     assert kept._connection is not first
+
+
+def test_it_takes_no_connection_of_the_projects_pool(kept, each_database, monkeypatch):
+    """Pools of other packages are found by the alias. Who has the last connection may wait for the state rows."""
+    backend, asked = type(connections[database.current]), []
+    make = backend.get_new_connection
+
+    def pooled(connection, parameters):
+        asked.append(connection.alias)
+        return make(connection, parameters)
+
+    monkeypatch.setattr(backend, "get_new_connection", pooled)
+    kept.execute("SELECT 1")
+    with contextlib.closing(DatabaseConnection(database.current)) as other:
+        other.execute("SELECT 1")
+
+    assert len({database.current, *asked}) == 3
+    assert kept._connection.alias == database.current
+
+
+def test_a_pool_that_is_exhausted_is_a_database_error(kept, each_database, monkeypatch):
+    """A backend may raise what it likes: a write then fences, or is refused, as for any other failure."""
+
+    def exhausted(*args):
+        raise TimeoutError("no connection is left")
+
+    monkeypatch.setattr(type(connections[database.current]), "get_new_connection", exhausted)
+    with pytest.raises(OperationalError, match="no connection is left"):
+        kept.execute("SELECT 1")
 
 
 def test_the_rows_of_a_standby_are_no_rows(monkeypatch, caplog):
