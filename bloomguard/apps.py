@@ -46,12 +46,14 @@ class BloomGuardConfig(AppConfig):
         from . import checks  # noqa: F401
         from .guards import registry
         from .guards.counters import counts, log_if_wanted
+        from .guards.strayed import strayed
         from .lookups import select
         from .metrics import flusher
         from .state.table import table
         from .writes import early
 
         table.connection.adopt_databases()
+        strayed.adopt_databases()
         registry.discover = None
         autodiscover_modules("guards")
         early.complete()

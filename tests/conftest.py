@@ -19,7 +19,8 @@ from django.db.models.signals import post_migrate
 from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
-from bloomguard.guards.places import schemas, strayed
+from bloomguard.guards.places import schemas
+from bloomguard.guards.strayed import strayed
 from bloomguard.lookups import context, select
 from bloomguard.metrics import flusher
 from bloomguard.models import GuardState

@@ -23,6 +23,7 @@ from django.db import connections, router
 from ..process import LogOnce, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
 from ..state.table import path_of
+from .strayed import strayed
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -60,10 +61,6 @@ _LASTING = {
     "WHERE datname = current_database()",
     "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
 }
-
-#: The aliases for which no guard answers: a connection of this process may read other rows by the name of a guarded
-#: table, see :mod:`bloomguard.writes.strays`.
-strayed: set[str] = set()
 
 #: An event loop may be held up for so long between two lines.
 _NEXT_SECONDS = 0.1
@@ -217,8 +214,10 @@ class Place:
     def source(self, alias: str) -> str | None:
         """Return what the state row has as ``source`` if a filter is built from ``alias`` now. May query.
 
-        ``None`` if the catalogue cannot be read.
+        ``None`` if the catalogue cannot be read, or the alias does not lead to the database of the settings any more.
         """
+        if strayed.is_switched(alias):
+            return None
         found = self._schemas(alias)
         return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
 

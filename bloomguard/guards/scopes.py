@@ -33,7 +33,8 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database, strayed
+from .places import Place, databases_of, name_of_database
+from .strayed import strayed
 
 if TYPE_CHECKING:
     from ..stores import Generation
@@ -121,7 +122,7 @@ class Scopes(Place):
         """Return the scope that the next query of ``connection`` would read."""
         if not self._is_by_database:
             return self._next_schema(connection)
-        if connection.alias in strayed:
+        if strayed.has(connection):
             raise NoScope("a connection to it may read another database")
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
@@ -267,6 +268,8 @@ class Scopes(Place):
     # -- what a guard without a scope has too
 
     def source(self, alias: str) -> str | None:
+        if any(map(strayed.is_switched, self._guard.scopes() if self._is_by_database else [alias])):
+            return None
         return "*/*" if self._is_by_database else f"{alias}/*"
 
     def must_read(self) -> bool:

@@ -17,7 +17,7 @@ from ..exceptions import ConfigurationError
 from ..verdicts import ABSENT, MAYBE, Decision
 from . import spot_checks
 from .counters import drawn, listeners
-from .places import strayed
+from .strayed import strayed
 from .unadded import unadded
 
 if TYPE_CHECKING:

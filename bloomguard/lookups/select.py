@@ -24,8 +24,8 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
-from ..guards.places import strayed
 from ..guards.scopes import DATABASE
+from ..guards.strayed import strayed
 from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
@@ -203,7 +203,7 @@ def _is_beyond(value: Any) -> bool:
 def _is_current(guard: Guard, compiler: Any) -> bool:
     """Return whether the query sees the rows in the filter: on the guard's database, in no transaction with others."""
     connection, using = compiler.connection, compiler.using
-    if using in strayed:
+    if strayed.has(connection):
         return False
     # Of a guard of several databases, the key has the alias. Without routers, the rows are in the default one.
     may_differ = guard.scope != DATABASE and (router.routers or using != DEFAULT_DB_ALIAS)

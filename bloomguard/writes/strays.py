@@ -6,7 +6,7 @@ import re
 from collections.abc import Container
 from typing import Any
 
-from ..guards.places import strayed
+from ..guards.strayed import strayed
 from .sql.tokens import bare
 
 #: On MySQL and MariaDB: another database, or deleted rows of a system-versioned table. A statement may begin after

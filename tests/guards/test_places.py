@@ -15,7 +15,7 @@ from django.db import connections
 from bloomguard import get_or_load
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import places, registry, runtime
+from bloomguard.guards import places, registry, runtime, strayed
 from bloomguard.guards.keys import NoScope
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
@@ -381,7 +381,7 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
     Product.objects.create(pk=1)
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE products_of_today AS SELECT id FROM shop_product")
-        assert connection.alias not in places.strayed
+        assert connection.alias not in strayed.strayed
         cursor.execute(f"CREATE {made.format('shop_product')} AS SELECT 7 AS id, name FROM {real}")
 
     def rebuild():
