@@ -31,6 +31,7 @@ from ..guards.scopes import SCHEMA
 from ..state.connection import is_denied
 from ..writes.tables import columns as tracked_columns
 from ..writes.tables import folded
+from . import backends
 
 #: ID of the check for a table name that means several tables.
 SEVERAL_TABLES = "bloomguard.E137"
@@ -148,9 +149,9 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
                 "field is no GeneratedField",
                 "Look rows up by another column; for alive, declare the field as a GeneratedField.",
             )
-    if (how := getattr(connection, "operators", {}).get("exact", "= %s")) != "= %s":
-        reason = f"the backend of the database {connection.alias!r} looks rows up by {how!r}, not by '= %s'"
-        yield Refusal("bloomguard.W106", reason, "Use a backend that compares as Django's own do.")
+    for doubt in backends.doubts(connection):
+        reason = f"the backend of the database {connection.alias!r} {doubt}"
+        yield Refusal("bloomguard.W106", reason, "Use a backend that does so as Django's own do.")
     for field in guard._meta.fields:
         if kind_of(field) and (reason := _difference(connection, guard, field)):
             is_text = kind_of(field) == "text"

@@ -1,0 +1,64 @@
+"""A backend whose connections do not let bloomguard see each statement: no filter is built on it."""
+
+from __future__ import annotations
+
+import pytest
+from django.db import connections
+from django.db.backends.signals import connection_created
+from django.db.backends.utils import CursorWrapper
+
+from bloomguard.exceptions import RebuildError
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild, backends
+from tests.support import database
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("each_database"),
+]
+
+
+class Bare(CursorWrapper):
+    """As a backend may make them that measures statements by itself."""
+
+    def execute(self, sql, params=None):
+        return self._execute(sql, params)
+
+
+class BareForMany(CursorWrapper):
+    """One way is overlooked."""
+
+    def executemany(self, sql, param_list):
+        return self._executemany(sql, param_list)
+
+
+@pytest.mark.parametrize("cursors", [Bare, BareForMany])
+def test_cursors_that_call_no_wrappers_are_refused(fresh, monkeypatch, cursors):
+    """Their raw SQL would be overlooked, and its rows answered 404."""
+    backend = type(connections[database.current])
+    monkeypatch.setattr(backend, "make_cursor", lambda self, cursor: cursors(cursor, self))
+
+    with pytest.raises(RebuildError, match="call no execute_wrapper"):
+        Rebuild(registry["product"]).run()
+
+
+def test_a_connection_that_is_opened_unseen_is_refused(monkeypatch):
+    """A backend may open it without the signal, by which bloomguard gets to know it."""
+    monkeypatch.setattr(connection_created, "send", lambda **named: None)
+
+    assert not backends.calls_wrappers(connections[database.current])
+
+
+def test_what_wraps_or_counts_is_accepted(monkeypatch):
+    """Most packages do no more."""
+    backend, counted = type(connections[database.current]), []
+
+    class Counting(CursorWrapper):
+        def execute(self, sql, params=None):
+            counted.append(sql)
+            return super().execute(sql, params)
+
+    monkeypatch.setattr(backend, "make_cursor", lambda self, cursor: Counting(cursor, self))
+
+    assert backends.calls_wrappers(connections[database.current])
+    assert backends._PROBE in counted
