@@ -79,6 +79,8 @@ class TransactionObserver:
         self._is_lost = False
         self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
         self._raw = connection.connection
+        #: Whether the driver has reported it as open. An `atomic` block may be open before the driver sends its BEGIN.
+        self._has_begun = not is_over(connection)
 
     @classmethod
     def of(cls, connection: Any) -> TransactionObserver | None:
@@ -140,6 +142,8 @@ class TransactionObserver:
         if self.is_of_the_past:
             self.give_up()
             return execute(sql, params, many, context)
+        if self._has_ended_unseen():
+            return execute(sql, params, many, context)
         if self.held_fences and not (isinstance(sql, str) and _never_commits(sql)):
             self.hold_fences()
         try:
@@ -159,6 +163,17 @@ class TransactionObserver:
         if is_over(self.connection):
             self._lose()
             self._end(committed=not _ROLLBACK.fullmatch(sql))
+        else:
+            self._has_begun = True
+
+    def _has_ended_unseen(self) -> bool:
+        """Return whether a backend's own ``rollback``, or the driver's, has ended the transaction; then end this."""
+        vendor = self.connection.vendor  # MySQL and MariaDB would be asked; there are no pending deletes
+        if not self._has_begun or vendor not in ("postgresql", "sqlite") or not is_over(self.connection):
+            return False
+        self._lose()
+        self._end(committed=True)  # it may have been
+        return True
 
     def _follow(self, sql: str) -> None:
         found = _SAVEPOINT.fullmatch(sql)
@@ -202,6 +217,9 @@ class TransactionObserver:
         commit = self._own["_commit"]
         if self.is_of_the_past:
             self.give_up()
+            commit()
+            return
+        if self._has_ended_unseen():
             commit()
             return
         try:

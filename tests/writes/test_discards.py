@@ -310,6 +310,22 @@ STAYING = [
 ]
 
 
+@pytest.mark.parametrize("then", ["write", "nothing"])
+def test_what_ends_unseen_stays(articles, then):
+    """The `rollback` of a backend that calls none of Django's, or the driver's own; the COMMIT of the next is seen."""
+    connection = connections[database.current]
+    row = Article.objects.create(slug="here")
+    with without_autocommit():
+        row.delete()
+        connection.connection.rollback()
+        if then == "write":
+            Article.objects.create(slug="next")
+        connection.commit()
+
+    assert Article.objects.filter(slug="here").exists()
+    assert articles.verdict("here") is MAYBE
+
+
 def test_what_stays_is_counted_once(articles):
     """A write after which the same rows are alive leaves the filter's count as it was, however often it is made."""
     for stay in STAYING:
