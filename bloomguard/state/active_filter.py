@@ -255,7 +255,8 @@ class ActiveFilter:
         """Return the reason of an add that has just failed, for the log and the state row."""
         state = self.table.lease(self.name)
         with suppress(StoreError):  # the identity of a store that does not respond is unknown
-            if state is not None and state.active and not (state.is_ours and state.is_in(self.store.identity)):
+            # Without `here`, a writer has read the row by its own connection, which does not say which database it is.
+            if state and state.active and state.here and not (state.is_ours and state.is_in(self.store.identity)):
                 return state.describe_location(self.store)
         failure, self._failure = self._failure, ""
         return "a written row could not be added to its filter" + (f": {failure}" if failure else "")

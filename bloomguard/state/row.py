@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
 BY_HAND = "fenced by "
 
 _READ_ALONG = {"read_along": True}
+
+
+def new_token() -> str:
+    """Return a new :attr:`State.token`."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True)

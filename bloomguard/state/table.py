@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import sys
 import threading
 import time
@@ -26,7 +25,7 @@ from ..models import GuardState
 from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
-from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within
+from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within, new_token
 
 logger = logging.getLogger("bloomguard")
 
@@ -35,11 +34,6 @@ LEASE_SECONDS = 1.0
 EXPIRY_SECONDS = 2 * LEASE_SECONDS
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
-
-
-def new_token() -> str:
-    """Return a new ``State.token``."""
-    return secrets.token_hex(16)
 
 
 class StateTable:
@@ -132,6 +126,11 @@ class StateTable:
     def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
         return OverriddenRead(self._within, read)
+
+    @property
+    def is_read_otherwise(self) -> bool:
+        """Whether this thread is in a block of :meth:`reading_by`."""
+        return self._within.read is not None
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()

@@ -10,7 +10,8 @@ its caller two leases later.
 
 That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
 also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
-On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table.
+On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table; or the server takes no
+other connection.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
 from ..state import table as states
+from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
-from ..state.transactions import has_begun, locks_table, rolls_back_if_marked
+from ..state.transactions import has_begun, is_aborted, locks_table, rolls_back_if_marked
 from .observer import TransactionObserver, is_alone
 
 #: Half a lease less, as clocks differ in speed.
@@ -63,7 +65,7 @@ class PendingFence:
         wait = self._since + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
             self.table.sleep(wait)
-        if after is not None and after.status == FENCED and after.version > self.before.version:
+        if after is None or (after.status == FENCED and after.version > self.before.version):
             self.table.log_fenced(self.name, self._reason)
 
 
@@ -108,10 +110,13 @@ def may_write_later(connection: Any) -> bool:
     return connection.vendor == "postgresql" and has_begun(connection)
 
 
-def writing(guard: Guard, using: str) -> AbstractContextManager[None]:
-    """Return a context manager for reading the state row after a statement on ``using``, before its COMMIT."""
+def writing(guard: Guard, using: str, *, sent: bool = False) -> AbstractContextManager[None]:
+    """Return a context manager for reading the state row before the COMMIT on ``using``; ``sent``: after a statement.
+
+    Before its first statement, PostgreSQL takes settings of the transaction that it refuses after a query of ours.
+    """
     table = table_of(guard)
-    if locks_out(table, using) and has_begun(connections[using]):
+    if (locks_out(table, using) and has_begun(connections[using])) or (sent and is_cut_off(table, guard.name, using)):
         return table.reading_by(partial(_committed, table, using))
     return _NOTHING
 
@@ -251,11 +256,11 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
     """
     try:
         table = table_of(guard)
-        with writing(guard, using):
+        with writing(guard, using, sent=True):
             if needs_no_add(guard, using):
                 state = table.lease(guard.name)
                 return state is None or bool(state.generations)
-            if locks_out(table, using) or holds_row(table, guard.name, using):
+            if table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
                 _fence_within(table, guard.name, using, reason)
             else:
                 table.fence(guard.name, reason)
@@ -301,6 +306,30 @@ def table_of(guard: Guard) -> StateTable:
 def locks_out(table: StateTable, using: str) -> bool:
     """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
     return connections[using].vendor == "sqlite" and table.is_in_file_of(using)
+
+
+#: SQL: does a statement of the open transaction see the state rows as they are committed by now?
+_SEES_COMMITTED = """
+    SELECT left(current_setting('transaction_isolation'), 5) = 'read ' AND (%s OR NOT EXISTS (SELECT FROM pg_locks
+    WHERE pid = pg_backend_pid() AND relation = to_regclass(%s) AND mode <> 'AccessShareLock'))"""
+
+
+def is_cut_off(table: StateTable, name: str, using: str) -> bool:
+    """Return whether only the writer's own connection can read the state rows and fence the guard.
+
+    So it is on PostgreSQL when the server takes no further connection. The writer's transaction must not have an older
+    snapshot, nor have changed state rows itself.
+    """
+    connection: Any = connections[using]
+    if table.connection.alias != using or connection.vendor != "postgresql" or table.renewed(name) is not None:
+        return False
+    if is_aborted(connection) or is_alone(connection):
+        return False
+    if not has_begun(connection):
+        return True
+    parameters = bool(_pending(using)), connection.ops.quote_name(GuardState._meta.db_table)
+    with connection.wrap_database_errors:
+        return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
 
 
 def holds_row(table: StateTable, name: str, using: str) -> bool:
@@ -354,7 +383,7 @@ def _committed(table: StateTable, using: str) -> Rows:
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
     connection = connections[using]
-    if locks_out(table, using):
+    if table.is_read_otherwise or locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
     else:
         before = table.known(name) if is_alone(connections[using]) else table.current(name)

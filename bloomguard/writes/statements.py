@@ -315,7 +315,7 @@ def add(tracked: TrackedTable, using: str, written_to: WrittenTo, keyed: Values 
             and _add_leased(tracked, using, written.values, stored=written.stored)
         ):
             return
-        with fencing.writing(guard, using):
+        with fencing.writing(guard, using, sent=True):
             if fencing.needs_no_add(guard, using):
                 return
             problem = _problem(tracked, using, written)

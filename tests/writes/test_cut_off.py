@@ -1,0 +1,136 @@
+"""PostgreSQL takes no further connection: a write goes on by its own, and fences the guard in its own transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+
+from bloomguard.exceptions import StoreError
+from bloomguard.guards import Guard
+from bloomguard.models import GuardState
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as state
+from bloomguard.state.row import FENCED
+from bloomguard.state.table import EXPIRY_SECONDS
+from bloomguard.verdicts import Verdict
+from tests.shop.models import Short
+from tests.support.flush import _connect
+from tests.support.guarding import registered
+from tests.support.roles import as_role
+from tests.writes.test_scarcity import WRITES
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.parametrize("each_database", ["postgresql"], indirect=True),
+]
+
+
+def raw() -> None:
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("INSERT INTO shop_short (slug) VALUES ('new')")
+
+
+def raw_many() -> None:
+    with connections["postgresql"].cursor() as cursor:
+        cursor.executemany("INSERT INTO shop_short (slug) VALUES (%s)", [["new"], ["other"]])
+
+
+def write_after(statement: str) -> None:
+    with transaction.atomic(using="postgresql"):
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(statement)
+        Short.objects.create(slug="new")
+
+
+@pytest.fixture(params=["bloom", "cuckoo"])
+def short(request: pytest.FixtureRequest, each_database: str, fresh: None) -> Iterator[Guard]:
+    with registered(Short, name="short", lookup="slug", filter=request.param) as guard:
+        yield guard
+
+
+class Limit:
+    """How many connections the role of the site may have."""
+
+    def __init__(self, owner: Any, clock: Any) -> None:
+        self._owner, self._clock = owner, clock
+
+    def reach(self) -> None:
+        """The project has a connection open, and no other can be opened; bloomguard's was closed as unused."""
+        Short.objects.count()
+        state.table.connection.close()
+        self._owner.execute("ALTER ROLE weak CONNECTION LIMIT 1")
+        self._clock.now += 10
+
+    def lift(self) -> None:
+        self._owner.execute("ALTER ROLE weak CONNECTION LIMIT -1")
+        self._clock.now += 10
+
+
+@pytest.fixture
+def limit(short: Guard, clock: Any) -> Iterator[Limit]:
+    Short.objects.create(slug="old")
+    with closing(_connect("postgresql", connections["postgresql"].settings_dict)) as owner, as_role():
+        yield Limit(owner, clock)
+
+
+@pytest.mark.parametrize(
+    "write", [*WRITES.values(), raw, raw_many], ids=[*WRITES, "raw SQL", "raw SQL that is sent several times"]
+)
+@pytest.mark.parametrize("is_built", [True, False], ids=["built", "never built"])
+def test_a_write_needs_no_second_connection(write, is_built, short, limit, clock):
+    """No write fails for that, and no row is denied: not after the limit is lifted, either."""
+    if is_built:
+        Rebuild(short, sleep=clock.sleep).run()
+    limit.reach()
+
+    write()
+
+    assert Verdict.ABSENT not in {short.verdict(slug) for slug in ("old", "new", "other")}
+    limit.lift()
+    assert Verdict.ABSENT not in {short.verdict(slug) for slug in Short.objects.values_list("slug", flat=True)}
+
+
+def test_the_commit_returns_when_every_process_knows(short, limit, clock):
+    """The fence is committed with the row, and others may answer by their leases until then; later writes are quick."""
+    Rebuild(short, sleep=clock.sleep).run()
+    limit.reach()
+    began = clock.now
+
+    Short.objects.create(slug="new")
+    fenced = clock.now
+    Short.objects.create(slug="other")
+    Short.objects.create(slug="third")
+    second = clock.now
+    Short.objects.create(slug="last")
+
+    assert fenced - began >= EXPIRY_SECONDS
+    assert clock.now == second
+    limit.lift()
+    assert state.table.current("short").status == FENCED
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_an_old_snapshot_proves_nothing(level, short, limit, clock):
+    """It may not have the row of a filter that was built since, so the write is refused as if nothing could be read."""
+    limit.reach()
+
+    with pytest.raises(StoreError):
+        write_after(f"SET TRANSACTION ISOLATION LEVEL {level}")
+
+    assert not Short.objects.filter(slug="new").exists()
+
+
+def test_a_transaction_that_has_deleted_the_state_rows_cannot_read_them(short, limit, clock):
+    """It would find no filter, which all others have until its COMMIT."""
+    Rebuild(short, sleep=clock.sleep).run()
+    limit.reach()
+
+    with pytest.raises(StoreError):
+        write_after(f"DELETE FROM {GuardState._meta.db_table}")
+
+    limit.lift()
+    assert state.table.current("short").active
