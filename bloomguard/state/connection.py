@@ -33,6 +33,9 @@ logger = logging.getLogger("bloomguard")
 _PRIVILEGE = "42501"
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
 _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
+#: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions have ``REPEATABLE READ``
+#: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
+_CONFLICTS = {"40001", "40P01"}
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
 _DENIED = ((1142,), (1143,))
 
@@ -144,22 +147,25 @@ class StateConnection:
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """Execute and commit one statement; return its rows and its row count.
 
-        A reused connection that fails is opened again, once. Raises :class:`DatabaseError`, also for a driver's
-        ``InterfaceError``, if the server does not answer within the time limit, or if other threads hold the connection
-        that long.
+        A reused connection that fails is opened again, once. A statement that another one was in the way of is sent
+        again until the time limit. Raises :class:`DatabaseError`, also for a driver's ``InterfaceError``, if the server
+        does not answer within the time limit, or if other threads hold the connection that long.
         """
         seconds = READ_SECONDS if sql.startswith("SELECT") else CHANGE_SECONDS
         with self._locked(seconds):
-            reused = self._connection is not None
-            try:
-                return self._run(sql, parameters, seconds)
-            except (DatabaseError, InterfaceError) as error:
-                if is_locked(error):
-                    raise
-                self.close()
-                if not reused or isinstance(error, TimedOut):
-                    raise
-                return self._run(sql, parameters, seconds)
+            reused, began = self._connection is not None, self.clock()
+            while True:
+                try:
+                    return self._run(sql, parameters, seconds)
+                except (DatabaseError, InterfaceError) as error:
+                    if sqlstate_of(error.__cause__) in _CONFLICTS and self.clock() - began < seconds:
+                        continue
+                    if is_locked(error):
+                        raise
+                    self.close()
+                    if not reused or isinstance(error, TimedOut):
+                        raise
+                    reused = False
 
     @contextmanager
     def _locked(self, seconds: float) -> Iterator[None]:

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
 
 from bloomguard.models import GuardState
 from bloomguard.process import seconds
@@ -19,6 +19,7 @@ from bloomguard.state.row import State
 from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
 from tests.support import database
+from tests.support.servers import until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -218,3 +219,32 @@ def test_leases_run_out_while_the_host_sleeps():
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     assert before <= seconds() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("level", ["repeatable\\ read", "serializable"])
+def test_a_change_is_sent_again_if_another_one_was_first(each_database, level, monkeypatch):
+    """Where sessions have such a level by default, PostgreSQL refuses an UPDATE that has waited for another one."""
+    settings = connections["postgresql"].settings_dict
+    monkeypatch.setitem(settings, "OPTIONS", {"options": "-c default_transaction_isolation=" + level})
+    GuardState.objects.create(name="city", reason="before")
+    made = StateConnection()
+    done = []
+
+    def change():
+        sql = "UPDATE bloomguard_guardstate SET version = version + 1 WHERE name = 'city'"
+        done.append(made.execute(sql)[1])
+
+    def is_waiting():
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
+        return connections["postgresql"].connection.execute(waiting).fetchone()
+
+    changing = threading.Thread(target=change)
+    with transaction.atomic(using="postgresql"):
+        GuardState.objects.filter(name="city").update(reason="meanwhile")
+        changing.start()
+        until(is_waiting)
+    changing.join()
+    made.close()
+
+    assert done == [1]
