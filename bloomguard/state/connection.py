@@ -33,7 +33,7 @@ logger = logging.getLogger("bloomguard")
 _PRIVILEGE = "42501"
 #: SQLSTATEs if a hosted server lacks a function: insufficient privilege, undefined, not supported, wrong state.
 _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
-#: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions have ``REPEATABLE READ``
+#: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.

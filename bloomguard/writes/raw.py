@@ -87,7 +87,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             if not cache.are_idle(connection):  # a build has begun meanwhile
                 _fence_late(_follow(read(text, connection), connection, own), connection)
             elif fencing.may_write_later(connection):
-                _Unread.of(connection).add(text)
+                _Unread.of(connection).add(text, own)
     reading = read(text, connection)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         if not changes_level:
@@ -151,7 +151,7 @@ class _Unread:
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        self._texts: set[str] = set()
+        self._texts: set[tuple[str, str]] = set()
 
     @classmethod
     def of(cls, connection: Any) -> _Unread:
@@ -159,19 +159,23 @@ class _Unread:
         found: Any = TransactionObserver.over(connection).held_fences.setdefault("", cls(connection))
         return found  # type: ignore[no-any-return]
 
-    def add(self, text: str) -> None:
-        """Record one. Texts are few, as they have placeholders for values."""
+    def add(self, text: str, own: str) -> None:
+        """Record one. Texts are few, as they have placeholders for values.
+
+        ``own``: the table of the ORM's statement. A build waits for the rows that the statement itself has written.
+        """
         if len(self._texts) < _MOST_UNREAD:
-            self._texts.add(text)
+            self._texts.add((text, own))
 
     def hold(self) -> None:
         """Fence the guards that may have new keys, if a filter is built by now."""
         if not current_cache(self._connection.alias).are_idle(self._connection):
-            readings = [read(text, self._connection) for text in self._texts]
-            effects = {effect for reading in readings for effect in reading.effects | reading.known}
+            written: dict[Guard, Cause] = {}
+            for text, own in self._texts:
+                written |= _follow(read(text, self._connection), self._connection, own)
             if len(self._texts) >= _MOST_UNREAD:
-                effects.add(ANYTHING)
-            _fence(affected_guards(effects, self._connection), self._connection)
+                written |= affected_guards({ANYTHING}, self._connection)
+            _fence(written, self._connection)
 
     def check(self) -> None:
         """Do nothing: a build that begins after :meth:`hold` has two leases to wait first."""
