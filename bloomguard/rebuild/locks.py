@@ -22,6 +22,7 @@ from ..models import GuardState
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun
+from .proof import NO_PROOF, Proof
 
 #: A builder is dead if its last heartbeat is older than this.
 DEAD_AFTER_SECONDS = 60.0
@@ -81,24 +82,26 @@ def refuse_transaction(aliases: Iterable[str]) -> None:
             raise RebuildError("a rebuild inside a transaction would not see what others commit; call it outside")
 
 
-def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep) -> None:
+def wait_for_writers(
+    using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep, proof: Proof = NO_PROOF
+) -> None:
     """Return when every transaction that held a write lock on one of ``tables`` (unquoted) at the call has ended.
 
-    Raises :class:`RebuildError` if one of them is still open after :data:`MAX_WAIT_SECONDS`.
+    Raises :class:`RebuildError` if one of them is still open after :data:`MAX_WAIT_SECONDS`, or if the ``proof`` fails.
 
     PostgreSQL lists the holders of the lock that every write takes. On other databases, this takes a lock for a moment
     that is granted after all earlier writers are done: SQLite has one for the file, MySQL and MariaDB one per table.
     """
     connection = connections[using]
     if connection.vendor == "postgresql":
-        holders = _postgresql_writers(using, tables)
+        holders = _postgresql_writers(using, tables, proof)
         polls = 0
         while holders:
             if polls * _POLL_SECONDS >= MAX_WAIT_SECONDS:
                 raise _never_ended(tables)
             polls += 1
             sleep(_POLL_SECONDS)
-            holders &= _postgresql_writers(using, tables)
+            holders &= _postgresql_writers(using, tables, proof)
     elif connection.vendor == "sqlite":
         if connection.in_atomic_block:
             raise transaction.TransactionManagementError("a rebuild inside a transaction would wait for itself")
@@ -112,21 +115,24 @@ def wait_for_writers(using: str, tables: Collection[str], sleep: Callable[[float
             _wait_for_mysql_writers(using, table, sleep)
 
 
-def _postgresql_writers(using: str, tables: Collection[str]) -> set[str]:
+#: Who writes to a partition, or to a table that inherits, locks only that. A prepared transaction has no pid.
+_POSTGRESQL_WRITERS = """
+    WITH RECURSIVE family AS (SELECT unnest(%s::regclass[])::oid AS oid UNION
+    SELECT inhrelid FROM pg_inherits JOIN family ON inhparent = family.oid)
+    SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted
+    AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND relation IN (SELECT oid FROM family) AND pid IS DISTINCT FROM pg_backend_pid()"""
+
+
+def _postgresql_writers(using: str, tables: Collection[str], proof: Proof) -> set[str]:
     connection = connections[using]
+    names = [connection.ops.quote_name(table) for table in sorted(tables)]
     with connection.cursor() as cursor:
-        # Who writes to a partition, or to a table that inherits, locks only that.
-        cursor.execute(
-            "WITH RECURSIVE family AS (SELECT unnest(%s::regclass[])::oid AS oid UNION "
-            "SELECT inhrelid FROM pg_inherits JOIN family ON inhparent = family.oid) "
-            "SELECT DISTINCT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND granted "
-            "AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock') "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-            # A prepared transaction has no pid.
-            "AND relation IN (SELECT oid FROM family) AND pid IS DISTINCT FROM pg_backend_pid()",
-            [[connection.ops.quote_name(table) for table in sorted(tables)]],
-        )
-        return {row[0] for row in cursor.fetchall()}
+        cursor.execute(f"SELECT ARRAY({_POSTGRESQL_WRITERS}), {proof.sql or 'NULL'}", [names])
+        holders, found = cursor.fetchone()
+    proof.check(found)
+    return set(holders)
 
 
 def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], None]) -> None:

@@ -31,6 +31,7 @@ from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
 from .plan import EXPECTED, Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
+from .proof import Proof
 from .source import fill
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
@@ -198,7 +199,8 @@ class Rebuild:
             self._send_heartbeats()  # a writer may take longer than the time after which a builder counts as dead
 
         for source in self.sources:
-            wait_for_writers(source.using, self.guard._meta.tables, sleep)
+            source.proof = Proof.of(source.using, self.table, self._mine.database if self._mine else "")
+            wait_for_writers(source.using, self.guard._meta.tables, sleep, source.proof)
 
     def complete(self, waited: float) -> Report:
         """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""

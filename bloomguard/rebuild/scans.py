@@ -53,6 +53,22 @@ def unbuffered_cursor(connection: BaseDatabaseWrapper) -> Any:
     return getattr(getattr(driver, "cursors", None), "SSCursor", None)
 
 
+def binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Any:
+    """Run the query with a cursor that receives ``bytea`` in binary form; return ``None`` without psycopg 3.
+
+    Django's cursors bind parameters on the client and cannot receive binary data. A plain psycopg cursor can, if the
+    parameters are bound by ``mogrify`` before.
+    """
+    raw: Any = connection.connection
+    try:
+        from psycopg import ClientCursor, Connection, Cursor
+    except ImportError:
+        return None
+    if not isinstance(raw, Connection):
+        return None
+    return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
+
+
 def streamed(
     connection: BaseDatabaseWrapper, sql: str, parameters: Any, pack: Callable[[Sequence[Any]], Any]
 ) -> tuple[list[Any], int, Any]:

@@ -29,7 +29,8 @@ from ..guards.fields import is_djangos, kind_of, own_conversions
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
 from ..stores import Generation
-from .scans import SCANS, Scan, streamed, unbuffered_cursor
+from .proof import Proof
+from .scans import SCANS, Scan, binary_cursor, streamed, unbuffered_cursor
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
@@ -82,6 +83,8 @@ class Source:
     def __init__(self, guard: Guard, using: str | None = None) -> None:
         self.guard = guard
         self.using = using or router.db_for_write(guard.model)
+        #: Of each statement that reads all rows.
+        self.proof = Proof.of(self.using)
 
     @property
     def connection(self) -> BaseDatabaseWrapper:
@@ -177,7 +180,7 @@ class Source:
             rows = rows.filter(pk__gt=after)
         # The driver of MySQL keeps the whole result of a statement in memory.
         if self.connection.vendor != "mysql" or kind_of(pk) is None or own_conversions(pk):
-            yield from fresh_rows(rows.values_list(*names), size)
+            yield from fresh_rows(rows.values_list(*names), size, self.proof)
             return
         page = list(fresh_rows((rows := rows.order_by("pk").values_list(*names, "pk"))[:size]))
         while page:
@@ -312,7 +315,7 @@ class Source:
         The next page begins with a greater value. So it may skip rows of a table whose column is not unique, and a
         filter that discards has to count each of them. One that is counted twice is a harmless false positive.
         """
-        others = sum(1 for _ in fresh_rows(self.rows().filter(**{field: value}).values_list("pk"))) - 1
+        others = sum(1 for _ in fresh_rows(self.rows().filter(**{field: value}).values_list("pk"), 0, self.proof)) - 1
         key = self.key([value])
         if others > 0 and key is not None:
             yield KeyPage(others, partial(list, [key] * others))
@@ -324,14 +327,17 @@ class Source:
         if not scan.gather:
             return streamed(connection, sql, parameters, scan.pack)
         last = "max(bloomguard_pk)" if scan.by_pk else "NULL"
-        sql = f"{scan.prefix}SELECT {scan.gather}, count(*), {last} FROM ({sql}) AS page"  # noqa: S608
+        proof = self.proof.sql or "NULL"
+        sql = f"{scan.prefix}SELECT {scan.gather}, count(*), {last}, {proof} FROM ({sql}) AS page"  # noqa: S608
         with connection.wrap_database_errors:
-            cursor = _binary_cursor(connection, sql, parameters)
+            cursor = binary_cursor(connection, sql, parameters)
             if cursor is None:
                 cursor = connection.cursor()
                 cursor.execute(sql, parameters)
             with cursor:
-                return cursor.fetchone()  # type: ignore[no-any-return]
+                *page, found = cursor.fetchone()
+        self.proof.check(found if isinstance(found, str) or found is None else bytes(found).decode())
+        return tuple(page)
 
     def _from_rows(self, after: Any = None) -> Iterator[KeyPage]:
         size, is_text = min(PAGE_ROWS, _CHUNK_ROWS), self._is_plain_text()
@@ -357,22 +363,6 @@ class Source:
             return [value.encode() for (value,) in rows if value is not None]
         except (AttributeError, UnicodeEncodeError):
             return [key for key in map(self.key, rows) if key is not None]
-
-
-def _binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Any:
-    """Run the query with a cursor that receives ``bytea`` in binary form; return ``None`` without psycopg 3.
-
-    Django's cursors bind parameters on the client and cannot receive binary data. A plain psycopg cursor can, if the
-    parameters are bound by ``mogrify`` before.
-    """
-    raw: Any = connection.connection
-    try:
-        from psycopg import ClientCursor, Connection, Cursor
-    except ImportError:
-        return None
-    if not isinstance(raw, Connection):
-        return None
-    return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
 
 
 def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:

@@ -18,10 +18,11 @@ from django.db import connections, models
 _ROWS = 2_000
 
 
-def fresh_rows(rows: models.QuerySet[Any], size: int = 0) -> Iterator[tuple[Any, ...]]:
+def fresh_rows(rows: models.QuerySet[Any], size: int = 0, proof: Any = None) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a ``values_list()`` of fields, converted as Django does.
 
-    With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does.
+    With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does. ``proof``: of
+    :mod:`bloomguard.rebuild.proof`, which is read with the rows; raises its exception.
     """
     connection: Any = connections[rows.db]
     compiler = rows.query.get_compiler(rows.db)
@@ -31,10 +32,13 @@ def fresh_rows(rows: models.QuerySet[Any], size: int = 0) -> Iterator[tuple[Any,
         return
     is_chunked = size and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
     with closing(connection.chunked_cursor() if is_chunked else connection.cursor()) as cursor:
-        cursor.execute(sql, parameters)
-        yield from compiler.results_iter(_pages(cursor, size or _ROWS), tuple_expected=True)
+        cursor.execute(proof.around(sql) if proof else sql, parameters)
+        yield from compiler.results_iter(_pages(cursor, size or _ROWS, proof), tuple_expected=True)
 
 
-def _pages(cursor: Any, size: int) -> Iterator[Sequence[Any]]:
+def _pages(cursor: Any, size: int, proof: Any) -> Iterator[Sequence[Any]]:
     while page := cursor.fetchmany(size):
+        if proof:
+            proof.check(page[0][-1])
+            page = [row[:-2] for row in page if row[-2]]
         yield page

@@ -508,7 +508,7 @@ def test_psycopg_2_is_read_too(monkeypatch, each_database):
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 26))
     Order.objects.bulk_create(Order() for _ in range(20))
     Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(20))
-    monkeypatch.setattr(sources, "_binary_cursor", lambda *query: None)
+    monkeypatch.setattr(sources, "binary_cursor", lambda *query: None)
 
     for name in ("product", "order", "article"):
         assert sorted(scanned(registry[name])) == sorted(iterated(registry[name]))

