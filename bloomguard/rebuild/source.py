@@ -178,24 +178,25 @@ class Source:
         rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
         if after is not None:
             rows = rows.filter(pk__gt=after)
-        # The driver of MySQL keeps the whole result of a statement in memory.
-        if self.connection.vendor != "mysql" or kind_of(pk) is None or own_conversions(pk):
+        # The driver of MySQL keeps the whole result of a statement in memory. On PostgreSQL a cursor of the server is
+        # lost, and left in the session of another client, if a pooler sends each statement to another session.
+        if self.connection.vendor not in ("mysql", "postgresql") or kind_of(pk) is None or own_conversions(pk):
             yield from fresh_rows(rows.values_list(*names), size, self.proof)
             return
-        page = list(fresh_rows((rows := rows.order_by("pk").values_list(*names, "pk"))[:size]))
+        page = list(fresh_rows((rows := rows.order_by("pk").values_list(*names, "pk"))[:size], 0, self.proof))
         while page:
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
             if self._has_several(end):
-                yield from fresh_rows(self.rows().filter(pk=end).values_list(*names))
-            page = list(fresh_rows(rows.filter(pk__gt=end)[:size]))
+                yield from fresh_rows(self.rows().filter(pk=end).values_list(*names), 0, self.proof)
+            page = list(fresh_rows(rows.filter(pk__gt=end)[:size], 0, self.proof))
 
     def _has_several(self, pk: Any) -> bool:
         """Return whether several rows have this primary key, as if the table is partitioned, or older than its model.
 
         Then a page may end between them.
         """
-        return len(list(fresh_rows(self.rows().filter(pk=pk).values_list("pk")[:2]))) > 1
+        return len(list(fresh_rows(self.rows().filter(pk=pk).values_list("pk")[:2], 0, self.proof))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.

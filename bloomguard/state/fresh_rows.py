@@ -31,7 +31,8 @@ def fresh_rows(rows: models.QuerySet[Any], size: int = 0, proof: Any = None) -> 
     except EmptyResultSet:
         return
     is_chunked = size and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
-    with closing(connection.chunked_cursor() if is_chunked else connection.cursor()) as cursor:
+    cursor = connection.chunked_cursor() if is_chunked else connection.cursor()
+    with connection.wrap_database_errors, closing(cursor):
         cursor.execute(proof.around(sql) if proof else sql, parameters)
         yield from compiler.results_iter(_pages(cursor, size or _ROWS, proof), tuple_expected=True)
 
