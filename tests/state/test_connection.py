@@ -237,7 +237,9 @@ def test_a_change_is_sent_again_if_another_one_was_first(each_database, level, m
 
     def is_waiting():
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'"
-        return connections["postgresql"].connection.execute(waiting).fetchone()
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(waiting)
+            return cursor.fetchone()
 
     changing = threading.Thread(target=change)
     with transaction.atomic(using="postgresql"):
