@@ -41,7 +41,8 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str, *, i
         if not _sees_every_row(guard, key, using) or not (is_proved or _is_missing(guard, value, using)):
             return False
         if guard._meta.is_exact(value):
-            guard._runtime.active_filter.negative_cache.remember(key, generation, using)
+            rows = _rows(guard, value, using) if connections[using].vendor == "postgresql" else None
+            guard._runtime.active_filter.negative_cache.remember(key, generation, using, rows)
         return True
     except (Unkeyable, OutOfRange, EmptyResultSet):
         pass
@@ -55,15 +56,19 @@ def _is_missing(guard: Guard, value: Any, using: str) -> bool:
 
     An ``execute_wrapper``, a patched cursor or compiler may add a condition, such as that of a request's tenant.
     """
-    connection = connections[using]
+    connection, rows = connections[using], _rows(guard, value, using)
+    if rows is None:
+        return False
+    with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:
+        cursor.execute(*rows)
+        return cursor.fetchone() is None
+
+
+def _rows(guard: Guard, value: Any, using: str) -> tuple[str, Any] | None:
+    """Return the query for the rows of ``value``, with its parameters; ``None`` if Django alone does not make it."""
     rows = guard._meta.rows().using(using).order_by().filter(**guard._meta.conditions(value)).values_list("pk")[:1]
     compiler = rows.query.get_compiler(using)
-    if not is_djangos_compiler(compiler):
-        return False
-    sql, parameters = compiler.as_sql()
-    with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:
-        cursor.execute(sql, parameters)
-        return cursor.fetchone() is None
+    return compiler.as_sql() if is_djangos_compiler(compiler) else None
 
 
 def confirm_missing(guard: Guard, value: Any) -> None:

@@ -33,11 +33,16 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Any
+
+from django.db import connections
 
 from ..exceptions import StoreError
 from ..filters import FilterError
+from ..models import GuardState
 from ..stores import Generation
 from ..verdicts import MAYBE, REMEMBERED, Decision
+from .connection import fetch_uncounted
 from .table import StateTable
 
 logger = logging.getLogger("bloomguard")
@@ -112,12 +117,13 @@ class NegativeCache:
         state = self._table.answered_by(name, self._guard)
         return state is not None and state.may_forget
 
-    def remember(self, key: bytes, name: str, using: str) -> None:
+    def remember(self, key: bytes, name: str, using: str, rows: tuple[str, Any] | None = None) -> None:
         """Cache ``key`` after a query on ``using`` found no row; the query began after ``name`` gave MAYBE.
 
-        See the module for the conditions. Raises :class:`DatabaseError`.
+        ``rows``: that query and its parameters, to be asked again together with the state row: see
+        :meth:`_sees_published`. See the module for the conditions. Raises exceptions of Django and of its driver.
         """
-        if not (self._table.holds(using) and self._is_in_use(name) and self._sees_published(using, name)):
+        if not (self._table.holds(using) and self._is_in_use(name) and self._sees_published(using, name, rows)):
             return
         mark = hash(key)
         with self._lock:
@@ -133,10 +139,21 @@ class NegativeCache:
             if oldest is not None:
                 self.marks.discard(oldest)
 
-    def _sees_published(self, using: str, name: str) -> bool:
-        """Return whether ``using`` sees data from after ``name`` was published. Raises :class:`DatabaseError`."""
+    def _sees_published(self, using: str, name: str, rows: tuple[str, Any] | None) -> bool:
+        """Return whether ``using`` sees data from after ``name`` was published, and still none of ``rows``."""
         # A statement outside a transaction does, except on SQLite during a scan of the same connection, and on a
-        # standby that lags: a pooler, or a HOST with several names, may lead there.
+        # standby that lags: a pooler, or a HOST with several names, may lead there. A pooler may send the next
+        # statement to another server, so one statement asks for both.
+        if rows is not None:
+            quote, (sql, parameters) = self._table.connection.quote, rows
+            return bool(
+                fetch_uncounted(
+                    connections[using],
+                    f"SELECT 1 FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s "  # noqa: S608
+                    f"AND {quote('active')} = %s AND NOT EXISTS ({sql})",
+                    (self._guard, name, *parameters),
+                )
+            )
         seen = self._table.visible_to(using).get(self._guard)
         return seen is not None and seen.active == name
 

@@ -321,6 +321,23 @@ def test_on_every_database(clock, monkeypatch):
     assert first(found) is not None
 
 
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.usefixtures("fresh", "each_database")
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_query_that_another_server_answered_is_no_proof(clock):
+    """A pooler may have sent it to a replica that lags, and the next statement to the primary, which has the row."""
+    from bloomguard.rebuild import Rebuild
+
+    Product.objects.create(pk=7)
+    guard = registry["product"]
+    Rebuild(guard, sleep=clock.sleep).run()
+    assert guard._runtime.decide(7) is MAYBE
+
+    misses.remember_missing(guard, 7, guard._runtime.active_filter.answered_last, database.current, is_proved=True)
+
+    assert guard._runtime.decide(7) is MAYBE
+
+
 def test_text_and_soft_deleted_rows(build, monkeypatch):
     """A row that is alive again is seen at once, under any key."""
     porous(monkeypatch, "article")
