@@ -82,7 +82,7 @@ def install() -> None:
         locks,
         os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),
         connections=simulated,
-        _postgresql_writers=lambda using, table: World.current.database.writers(),
+        _postgresql_writers=lambda using, tables, proof: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )
 

@@ -112,7 +112,7 @@ def test_a_thread_does_not_wait_for_ever_for_one_that_opens_a_filter(monkeypatch
 def test_a_rebuild_does_not_wait_for_ever_for_a_transaction(each_database, monkeypatch):
     """A transaction that is never ended is an error that says so, after an hour."""
     slept: list[float] = []
-    monkeypatch.setattr(locks, "_postgresql_writers", lambda using, tables: {"1/1"})
+    monkeypatch.setattr(locks, "_postgresql_writers", lambda using, tables, proof: {"1/1"})
     if each_database != "postgresql":
         pytest.skip("SQLite waits as long as its own timeout says")
 
