@@ -4,7 +4,7 @@ BIN := .venv/bin
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
-.PHONY: help demo test coverage test-browser pictures browser chromium mariadb lint format soak bench api docs dist clean
+.PHONY: help demo test coverage test-browser pictures browser chromium mariadb pgbouncer lint format soak bench api docs dist clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -75,6 +75,12 @@ mariadb: .venv/test.installed ## a MariaDB server and its driver, for the tests 
 	} || { echo "install MariaDB first: as root on Debian, apt-get install mariadb-server libmariadb-dev"; exit 1; }
 	@$(BIN)/python -c "import MySQLdb" 2>/dev/null || \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check "mysqlclient>=2.2"
+
+pgbouncer: ## a PgBouncer, for the tests behind a pooler
+	@PATH="$$PATH:/usr/sbin"; command -v pgbouncer >/dev/null || { \
+	  test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update --quiet --quiet && \
+	  DEBIAN_FRONTEND=noninteractive apt-get install --quiet --quiet --yes --no-install-recommends pgbouncer >/dev/null; \
+	} || { echo "install PgBouncer first: as root on Debian, apt-get install pgbouncer"; exit 1; }
 
 soak: .venv/test.installed ## the long proofs
 	$(BIN)/python -m pytest -m slow --timeout=7200

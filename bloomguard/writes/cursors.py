@@ -77,7 +77,7 @@ _METHODS = {"copy": _copy, "stream": _stream, "copy_from": _copy_from, "copy_exp
 def _hook_copies(connection: Any) -> None:
     """Let the driver make cursors that follow :data:`_METHODS`. Another driver has its own ways, which are not known.
 
-    And Django's cursors, in case the driver's do not: what a backend takes for the connection may not heed the factory,
+    And Django's cursors, in case the driver's do not: what a backend takes for the connection may not use the factory,
     or a package may replace it later.
     """
     for cursor in (connection.make_cursor(None), connection.make_debug_cursor(None)):

@@ -16,7 +16,7 @@ from tests.support import servers
 from tests.support.processes import end, spawn
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin")
-MISSING = "" if PROGRAM else "no PgBouncer: apt-get install pgbouncer"
+MISSING = "" if PROGRAM else "no PgBouncer: make pgbouncer"
 _NAME, _ADMINISTRATOR = "pooled", "administrator"
 
 
