@@ -22,6 +22,7 @@ from ..guards.scopes import DATABASE, sets_schema
 from ..models import GuardState
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
 from ..rebuild.sources import identity_of, is_standby
+from ..state.pools import leave_pool
 from ..state.table import table
 from ..writes.catalogue import Catalogue, Flow
 from ..writes.consequences import may_add_key
@@ -229,7 +230,7 @@ def own_connection(alias: str) -> Iterator[Any]:
         yield connection
         return
     own = connection.copy()
-    own.settings_dict["OPTIONS"].pop("pool", None)
+    leave_pool(own, "checks")
     if sets_schema(connection) and connection.schema_name:  # of a tenant, as `migrate_schemas` sets it
         own.set_schema(connection.schema_name)
     try:

@@ -217,7 +217,6 @@ class StateConnection:
             current.settings_dict = copy.deepcopy(configured)
             current.settings_dict["AUTOCOMMIT"] = True
             options = current.settings_dict["OPTIONS"]
-            options.pop("pool", None)
             if current.vendor in ("postgresql", "mysql"):
                 options.setdefault("connect_timeout", CONNECT_SECONDS)
             if current.vendor == "postgresql":

@@ -11,9 +11,11 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 def leave_pool(connection: Any, name: str) -> None:
     """Let ``connection`` never wait for the connections of the project, which may wait for it.
 
-    The pools of other packages are found by the alias, so while it connects it has another one, and with it a pool of
-    its own: one for each ``name``, and for each process, as no forked one may use its parent's.
+    Django's pool is an option, which goes. The pools of other packages are found by the alias. So while it connects it
+    has another one, and with it a pool of its own: one for each ``name`` and process, as a fork may not use its
+    parent's.
     """
+    connection.settings_dict["OPTIONS"].pop("pool", None)
     alias, make = connection.alias, connection.get_new_connection
 
     def get_new_connection(parameters: Any) -> Any:

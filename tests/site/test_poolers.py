@@ -183,6 +183,7 @@ def test_a_pool_of_one_connection_is_enough(origin, clock):
                 cursor.execute("INSERT INTO shop_product (id, name) VALUES (9, '')")
             assert guard.verdict(9) is UNKNOWN
             assert connection.pool.get_stats()["pool_max"] == 1
+            assert list(connection._connection_pools) == ["postgresql"]  # no second one that nobody would close
     finally:
         let_go()
         connection.close_pool()
