@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 from zlib import adler32, crc32
 
+from bitarray import bitarray
+
 from ..exceptions import CorruptFilter, TooLarge
 from .bulk import np, set_few, with_bits
 
@@ -51,6 +53,7 @@ _CRC = struct.Struct(">I")
 _TRAILER = struct.Struct(">IIQ")
 _NAMES = {number: name for name, number in KINDS.items()}
 _ADLER = 65521
+_DIRTY_AT = 7  # of the byte in the trailer that is 1 while a frame is dirty
 _PIECE = 1 << 20  # bytes to read from a stream at once
 
 TRAILER_BYTES = _TRAILER.size
@@ -154,19 +157,22 @@ class Frame:
     bit; the recent bits follow the body's.
     """
 
-    __slots__ = ("_data", "body", "buffer", "header")
+    __slots__ = ("_bits", "_data", "_end", "_size", "body", "buffer", "header")
 
     def __init__(self, header: Header, buffer: memoryview) -> None:
         self.header = header
         self.buffer = buffer
+        self._end = buffer[-_TRAILER.size :]
         self._data = buffer[header.body_offset : header.body_offset + header.body_bytes + header.recent_bytes]
+        self._bits = bitarray(buffer=self._data, endian="big")
+        self._size = len(self._data)
         self.body = self._data[: header.body_bytes]
 
     @classmethod
     def format(cls, header: Header, buffer: memoryview) -> Frame:
         """Make a zeroed buffer of :attr:`Header.frame_bytes` bytes an empty frame: trailer first, header last."""
         frame = cls(header, buffer)
-        frame._set_trailer(len(frame._data) % _ADLER << 16 | 1, 0)  # Adler-32 of as many zeros
+        frame._set_trailer(frame._size % _ADLER << 16 | 1, 0)  # Adler-32 of as many zeros
         buffer[: header.body_offset] = header.pack()
         return frame
 
@@ -184,11 +190,11 @@ class Frame:
         return frame
 
     def _trailer(self) -> tuple[int, int, int]:
-        return _TRAILER.unpack_from(self.buffer, len(self.buffer) - _TRAILER.size)
+        return _TRAILER.unpack(self._end)
 
     def _set_trailer(self, checksum: int, dirty: int) -> None:
         # Not by `pack_into`, which zeroes the bytes first: a kill, or a reader meanwhile, would find no tag.
-        self.buffer[-_TRAILER.size :] = _TRAILER.pack(checksum, dirty, self.header.tag << 1)
+        self._end[:] = _TRAILER.pack(checksum, dirty, self.header.tag << 1)
 
     @property
     def dirty(self) -> bool:
@@ -212,40 +218,35 @@ class Frame:
     def write(self, writes: Iterable[tuple[int, bytes]]) -> None:
         """Apply changes, ``(offset from the body's start, bytes)`` in the given order, and update the checksum."""
         checksum = self._start()
-        low, high, size, data = checksum & 0xFFFF, checksum >> 16, len(self._data), self._data
+        low, high, size, data = checksum & 0xFFFF, checksum >> 16, self._size, self._data
         for offset, change in writes:
             for at, new in enumerate(change, offset):
                 delta = new - data[at]
                 low += delta
                 high += delta * (size - at)
             data[offset : offset + len(change)] = change
-        self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
+        self._finish((high % _ADLER) << 16 | low % _ADLER)
 
     def add_bits(self, positions: Iterable[int]) -> None:
         """Set a few bits and update the checksum."""
         # Hot path: each INSERT adds one key, so no calls for each bit.
-        data, size, checksum = self._data, len(self._data), -1
+        bits, size, checksum = self._bits, self._size, -1
         low = high = 0
         for position in positions:
-            offset, bit = position >> 3, 128 >> (position & 7)
-            old = data[offset]
-            if not old & bit:
+            if not bits[position]:
                 if checksum < 0:
                     checksum = self._start()
-                data[offset] = old | bit
-                low += bit
-                high += bit * (size - offset)
+                bits[position] = 1
+                value = 128 >> (position & 7)
+                low += value
+                high += value * (size - (position >> 3))
         if checksum >= 0:
             low, high = (low + (checksum & 0xFFFF)) % _ADLER, (high + (checksum >> 16)) % _ADLER
-            self._set_trailer(high << 16 | low, 0)
+            self._finish(high << 16 | low)
 
-    def has_bits(self, positions: Iterable[int]) -> bool:
+    def has_bits(self, positions: list[int]) -> bool:
         """Return whether all bits at ``positions`` are set."""
-        data = self._data
-        for position in positions:  # noqa: SIM110 -- all() of a generator takes three times as long
-            if not data[position >> 3] & 128 >> (position & 7):
-                return False
-        return True
+        return self._bits[positions].all()
 
     def write_bits(self, positions: I64) -> None:
         """Set many bits and update the checksum."""
@@ -256,7 +257,7 @@ class Frame:
         low = (checksum & 0xFFFF) + int(deltas.sum())
         high = (checksum >> 16) + int((deltas * ((len(cells) - offsets) % _ADLER)).sum())
         cells[offsets] = values
-        self._set_trailer((high % _ADLER) << 16 | low % _ADLER, 0)
+        self._finish((high % _ADLER) << 16 | low % _ADLER)
 
     def set_bits(self, positions: I64) -> None:
         """Set many bits, after :meth:`begin` and before :meth:`seal`."""
@@ -269,12 +270,17 @@ class Frame:
 
     def _start(self) -> int:
         """Mark the frame dirty; returns the checksum before the change."""
-        checksum, dirty, tag = _TRAILER.unpack_from(self.buffer, len(self.buffer) - _TRAILER.size)
+        checksum, dirty, _ = _TRAILER.unpack(self._end)
         if dirty:  # a writer died here; each byte that it wrote is complete and intended
             self.seal()
             checksum = self._trailer()[0]
-        self.buffer[-_TRAILER.size :] = _TRAILER.pack(checksum, 1, tag)
+        self._end[_DIRTY_AT] = 1
         return int(checksum)
+
+    def _finish(self, checksum: int) -> None:
+        """Store the checksum after the change, then clear the mark: a kill in between leaves a dirty frame."""
+        self._end[: _CRC.size] = _CRC.pack(checksum)
+        self._end[_DIRTY_AT] = 0
 
 
 def read(stream: BinaryIO, max_bytes: int) -> bytearray:

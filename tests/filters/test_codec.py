@@ -2,6 +2,7 @@
 
 import random
 import struct
+import sys
 import tracemalloc
 from pathlib import Path
 from zlib import adler32, crc32
@@ -107,6 +108,36 @@ def test_no_write_passes_through_a_state_that_is_not_meant():
     """``pack_into`` zeroes the bytes first: a kill, or another process meanwhile, would find no tag."""
     sources = Path(bloomguard.__file__).parent.rglob("*.py")
     assert not [path for path in sources if ".pack_into(" in path.read_text()]
+
+
+def test_a_writer_may_be_killed_at_any_line():
+    """The mark is set before the first byte, and cleared after the checksum: what is left is trusted, and mended."""
+    frame = codec.decode(bytearray(frame_of(KINDS[0])))
+    seen = []
+
+    def look(caller, event, _):
+        if caller.f_code.co_filename == codec.__file__:
+            left = Frame.open(memoryview(bytes(frame.buffer)))
+            left.verify()
+            seen.append(left.dirty)
+            return look
+        return None
+
+    before = sys.gettrace()
+    for change in (
+        lambda: frame.add_bits([3, 77, 500]),
+        lambda: frame.write([(25, b"\xff\x81"), (29, b"\x13")]),
+        lambda: frame.write_bits(np.array([8, 9, 130])),
+    ):
+        sys.settrace(look)
+        try:
+            change()
+        finally:
+            sys.settrace(before)
+
+    assert frame.has_bits([3, 77, 500, 8, 9, 130])
+    assert not frame.dirty
+    assert {True, False} == set(seen)
 
 
 def test_every_single_flipped_bit_is_noticed():
