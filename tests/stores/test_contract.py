@@ -234,7 +234,7 @@ def test_a_build_is_whole_once_it_is_sealed(place, layout):
     assert fill(reopened) == fill(generation) == fill(other)
 
 
-@pytest.mark.parametrize("step", ["_located", "_add_few"])
+@pytest.mark.parametrize("step", ["_located", "_locked"])
 def test_each_of_several_generations_has_its_own_fate(place, layout, step, monkeypatch):
     """Keys go to all generations that a row names, and one that fails keeps them from no other."""
     made = [place.store.create("city", name, layout) for name in "abc"]

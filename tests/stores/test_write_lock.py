@@ -6,7 +6,7 @@ import errno
 import os
 import threading
 import time
-from contextlib import _GeneratorContextManager, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_an_interrupted_writer_leaves_nothing_locked(files, monkeypatch, where):
         elif where == "flock":
             patch.setattr(os, "fstat", interrupt)
         else:
-            patch.setattr(_GeneratorContextManager, "__exit__", interrupt)
+            patch.setattr(frames.Turn, "__exit__", interrupt)
         write()
 
     for each in (made, other):

@@ -12,7 +12,7 @@ class InterruptedLock:
         self._own = own
         self.release, self._is_owned = own.release, own._is_owned
 
-    def acquire(self, **named: Any) -> bool:
+    def acquire(self, *arguments: Any, **named: Any) -> bool:
         """Take the lock and raise KeyboardInterrupt."""
-        self._own.acquire(**named)
+        self._own.acquire(*arguments, **named)
         raise KeyboardInterrupt
