@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ...filters.bulk import U64
 
 _BITS = 2_000  # bits that one command sets or reads
+_FEW = 16  # bits of which it does not pay to see if their offsets have equally many digits
 _BIT_BYTES = 36  # bytes of a command for each bit that it sets
 _MOST_IMAGE_BYTES = 1 << 20  # other clients wait for some 2 ms
 _TAG_BYTES = 8
@@ -37,9 +38,10 @@ class Operation(NamedTuple):
 
     def encode(self, offsets: Sequence[int]) -> bytes:
         """Return the subcommands at all ``offsets``, of which there is at least one."""
-        digits = len(str(max(offsets)))
-        if len(str(min(offsets))) == digits:  # takes half the time
-            return f"{self.before}${digits}\r\n%d\r\n{self.after}".encode() * len(offsets) % tuple(offsets)
+        if len(offsets) > _FEW:
+            digits = len(str(max(offsets)))
+            if len(str(min(offsets))) == digits:  # takes half the time
+                return f"{self.before}${digits}\r\n%d\r\n{self.after}".encode() * len(offsets) % tuple(offsets)
         between = f"\r\n{self.after}{self.before}$"
         each = between.join([f"{len(offset)}\r\n{offset}" for offset in map(str, offsets)])
         return f"{self.before}${each}\r\n{self.after}".encode()
@@ -70,7 +72,7 @@ class BitFields:
         self._tag = layout.tag
         self.body_bit = 8 * layout.headers[0].body_offset
         tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
-        self._starts = [encode("BITFIELD", key, *tags) for key in keys]
+        self._starts = [encode("BITFIELD", key, *tags).encode() for key in keys]
 
     def command(self, shard: int, each: Operation = GET, positions: Sequence[int] = ()) -> Command:
         """Return a command that reads both tags of a shard and does ``each`` at the bits ``positions`` of its body."""
@@ -80,7 +82,7 @@ class BitFields:
 
     def joined(self, shard: int, words: int, encoded: bytes) -> Command:
         """Return a command that reads both tags of a shard, and the ``encoded`` subcommands of so many ``words``."""
-        return self._keys[shard], f"*{_TAG_WORDS + words}\r\n{self._starts[shard]}".encode() + encoded
+        return self._keys[shard], b"*%d\r\n%b%b" % (_TAG_WORDS + words, self._starts[shard], encoded)
 
     def all_set(self, shard: int, reply: Any) -> bool:
         """Return whether all bits in the reply are set; raises :class:`CorruptFilter` unless its tags are right."""
@@ -143,6 +145,8 @@ class Bits:
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add keys to one shard, and the function that checks their replies."""
+        if len(digests) == 1:  # nearly always
+            return self.sets(shard, self._positions(digests[0]) + self._recent(digests[0]))
         return self.sets(shard, [at for each in digests for at in (*self._positions(each), *self._recent(each))])
 
     def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
@@ -173,5 +177,7 @@ class Bits:
             for reply in replies:
                 self.fields.check_tags(shard, reply)
 
+        if len(positions) <= _BITS:  # nearly always
+            return Part([self.fields.command(shard, _SET, positions)], check)
         parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
         return Part([self.fields.command(shard, _SET, part) for part in parts], check)

@@ -108,7 +108,7 @@ class Call:
         self._connection: Any = link.connection()
         try:
             self._round_trip = RoundTrip(link.server, self._connection, commands)
-            self._connection.send_packed_command(self._round_trip.pieces)
+            self._connection.send_packed_command(self._round_trip.pieces, check_health=False)
         except BaseException:
             self.abandon()
             raise
@@ -123,13 +123,14 @@ class Call:
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
         """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
-        connection, replies = self._connection, []
+        connection, replies, has_errors = self._connection, [], False
         try:
             for _ in range(self._round_trip.expected):
                 try:
                     replies.append(connection.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
+                    has_errors = True
             server_id, replies = self._round_trip.read(replies)
         except FAULTS as error:
             self.abandon()
@@ -137,7 +138,7 @@ class Call:
         except BaseException:
             self.abandon()
             raise
-        if is_demoted(replies):
+        if has_errors and is_demoted(replies):
             self.abandon()
         else:
             self._connection = None

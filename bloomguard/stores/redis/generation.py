@@ -110,13 +110,19 @@ class RedisGeneration(Generation):
         self._change(self._adds(keys, once))
 
     def _adds(self, keys: RowKeys, once: bool) -> list[Part]:
+        if len(keys) == 1:  # nearly always
+            shard, digest = self.layout.locate(keys[0] if type(keys) is list else one_by_one(keys)[0])
+            return [self._kind.adds(shard, [digest], once)]
         if len(keys) < _MANY:
             placed = self._placed(one_by_one(keys))
             return [self._kind.adds(shard, digests, once) for shard, (_, digests) in placed.items()]
         return [self._kind.many_adds(shard, low, high, once) for shard, low, high in self.layout.locate_many(keys)]
 
     def _change(self, parts: Sequence[Part]) -> None:
-        if parts:
+        if len(parts) == 1:  # nearly always
+            commands, read = parts[0]
+            read(self._store.write(commands, self.identity))
+        elif parts:
             _read(parts, self._store.write(_commands(parts), self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
