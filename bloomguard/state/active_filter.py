@@ -333,28 +333,29 @@ class ActiveFilter:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
             generation = opened.get(name)
-            try:
-                generation = generation or self._generation(state, name)
-            except (FilterError, StoreError) as error:
-                self._fail_add(state, name, error)
+            if generation is None:
+                try:
+                    generation = self._generation(state, name)
+                except (FilterError, StoreError) as error:
+                    self._fail_add(state, name, error)
             if generation is None:
                 missed.append(name)
                 self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
             else:
                 generations.append(generation)
         # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-        once, outcomes = not self._counted, []
-        if len(generations) > 1:
-            outcomes = generations[0].add_to_all(generations, keys, once=once)
-        elif generations:
+        if len(generations) == 1:
             try:
-                generations[0].add(keys, once=once)
+                generations[0].add(keys, once=not self._counted)
             except (FilterError, StoreError) as error:
-                outcomes = [error]
-        for each, failure in zip(generations, outcomes):
-            if failure is not None:
-                self._fail_add(state, each.name, failure)
-                missed.append(each.name)
+                self._fail_add(state, generations[0].name, error)
+                missed.append(generations[0].name)
+        elif generations:
+            outcomes = generations[0].add_to_all(generations, keys, once=not self._counted)
+            for each, failure in zip(generations, outcomes):
+                if failure is not None:
+                    self._fail_add(state, each.name, failure)
+                    missed.append(each.name)
         # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
         if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
             return False

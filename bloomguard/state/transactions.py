@@ -112,7 +112,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     transaction for the block's statement, not even under ``set_autocommit(False)``; so one that is begun here is ended
     here.
     """
-    if not undo and rolls_back_if_marked(connection):
+    if not undo and connection.in_atomic_block and connection.commit_on_exit:  # as `rolls_back_if_marked`
         return _Within(connection)
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     connection.ensure_connection()

@@ -56,11 +56,11 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         known = cache.texts.get(sql)
         if known == "":
             return execute(sql, params, many, context)
-        own = running.own(sql) if running.due else ""
+        own = running.own(sql)
         if own and known == own:
             return execute(sql, params, many, context)
     else:
-        own = running.own(sql) if type(sql) is str and running.due else ""
+        own = running.own(sql) if type(sql) is str else ""
     return _send(execute, sql, params, many, context, own)
 
 

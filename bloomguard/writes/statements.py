@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import threading
+from asyncio import _get_running_loop
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from operator import itemgetter
@@ -74,11 +75,11 @@ def concerned(compiler: Any) -> Sequence[TrackedTable]:
         tables = tracked_tables(model)
         if model is GuardState:  # which is never in `tracked`
             state_rows.before_change(compiler.using)
-    if tables and compiler.using is None:  # made by `get_compiler(connection=...)`
+    if not tables:
+        return tables
+    if compiler.using is None:  # made by `get_compiler(connection=...)`
         compiler.using = compiler.connection.alias
-    if tables and registry.plans.named:
-        tables = _followed(tables, compiler)
-    return tables
+    return _followed(tables, compiler) if registry.plans.named else tables
 
 
 def _followed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
@@ -118,8 +119,8 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             returned = (*asked, *more_to_return(compiler, tables, asked, counting))
             break
     connection = compiler.connection
-    # As Django does first: without a database, or on an event loop, no `pre_save` stores files.
-    connection.ensure_connection()
+    if connection.connection is None or _get_running_loop() is not None:
+        connection.ensure_connection()  # as Django does first: without a database, or on a loop, no file is stored
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
     statements = list(compiler.as_sql())
@@ -162,26 +163,25 @@ def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[Tracked
 class _Running(threading.local):
     """What the ORM does in this thread."""
 
-    #: The table that its statement writes.
-    table: str | None = None
-    #: The texts that its compiler has made, and that are not sent yet. All others are raw SQL, also inside of the
-    #: statement: of a field's ``pre_save``, a converter or an ``execute_wrapper``.
-    due: Sequence[str] = ()
+    #: The table that its statement writes, and the texts that its compiler has made, and that are not sent yet. All
+    #: others are raw SQL, also inside of the statement: of a field's ``pre_save``, a converter or an
+    #: ``execute_wrapper``. In one, as each access to a ``threading.local`` takes a look-up.
+    due: tuple[str, Sequence[str]] = ("", ())
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
     batch: BulkRows | None = None
 
     def own(self, sql: str) -> str:
         """Return the table if ``sql`` is due now, and empty for raw SQL; wrappers may have added comments to it."""
-        due = self.due  # each access to a `threading.local` takes a look-up
+        table, due = self.due
         if len(due) == 1 and due[0] == sql:  # nearly always
-            self.due = ()
-            return self.table or ""
+            self.due = (table, ())
+            return table
         for text in due:
             if text == sql or (text in sql and _COMMENTS.fullmatch(sql.replace(text, "", 1))):
                 left = list(due)
                 left.remove(text)
-                self.due = left
-                return self.table or ""
+                self.due = (table, left)
+                return table
         return ""
 
 
@@ -193,12 +193,11 @@ def run(execute: Execute, compiler: Any, *arguments: Any, statements: Any = None
 
     ``statements``: what it has returned already, in a list.
     """
-    outer, connection = (running.table, running.due), compiler.connection
-    running.table = compiler.query.model._meta.db_table
+    outer, table, connection = running.due, compiler.query.model._meta.db_table, compiler.connection
     if statements is None:
-        running.due, compiler.as_sql = (), _noted(compiler.as_sql)
+        running.due, compiler.as_sql = (table, ()), _noted(compiler.as_sql, table)
     else:
-        running.due, compiler.as_sql = list(map(_first, statements)), lambda *args, **kwargs: statements
+        running.due, compiler.as_sql = (table, list(map(_first, statements))), lambda *args, **kwargs: statements
     try:  # as `rows_changed`, without a call
         before = getattr(connection.connection, "total_changes", 0)
     except Exception:
@@ -211,14 +210,14 @@ def run(execute: Execute, compiler: Any, *arguments: Any, statements: Any = None
                 fencing.fence(tracked.guard, compiler.using, "a statement failed, and left rows whose keys are unknown")
         raise
     finally:
-        running.table, running.due = outer
+        running.due = outer
         del compiler.as_sql
 
 
-def _noted(compile_sql: Callable[..., Any]) -> Callable[..., Any]:
+def _noted(compile_sql: Callable[..., Any], table: str) -> Callable[..., Any]:
     def as_sql(*args: Any, **kwargs: Any) -> Any:
         compiled = compile_sql(*args, **kwargs)
-        running.due = list(map(_first, compiled)) if type(compiled) is list else [compiled[0]]
+        running.due = table, list(map(_first, compiled)) if type(compiled) is list else [compiled[0]]
         return compiled
 
     return as_sql
@@ -369,7 +368,7 @@ def _keys(guard: Guard, using: str, values: Values, *, stored: bool) -> RowKeys:
     each: Sequence[Any] = list(map(_first, values)) if len(meta.fields) == 1 else values
     try:
         if guard.scope is None:
-            return meta.keys.many(each)
+            return [meta.keys.key(each[0])] if len(each) == 1 else meta.keys.many(each)
         key = meta.key_written(using)
         return list(map(key, each))
     except Unkeyable:

@@ -203,11 +203,11 @@ def _execute_returning(
     quote = connection.ops.quote_name
     with connection.cursor() as cursor:
         if give is None:
-            running.due = [sql]
+            running.due = table, [sql]
             cursor.execute(sql, parameters)
             return cursor.rowcount  # type: ignore[no-any-return]
         names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
-        running.due = [sql := f"{sql} RETURNING {names}"]
+        running.due = table, [sql := f"{sql} RETURNING {names}"]
         cursor.execute(sql, parameters)
         converters = compiler.get_converters([field.get_col(table) for field in returned])
         changed = 0
