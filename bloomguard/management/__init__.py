@@ -12,9 +12,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from tqdm import tqdm
 
+from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
 
@@ -74,6 +76,26 @@ class GuardsCommand(BaseCommand):
     def progress(self, guard: Guard, bars: ExitStack) -> ProgressBar:
         """Return a progress bar for one of several guards, which share ``bars``."""
         return ProgressBar(guard, bars, self._is_quiet)
+
+
+class UrlsCommand(BaseCommand):
+    """A command on the patterns of a URLconf; subclasses implement :meth:`run`."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            self.run(options)
+        except (ImportError, ImproperlyConfigured) as error:
+            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
+        except ConfigurationError as error:
+            raise CommandError(str(error)) from error
+
+    def run(self, options: dict[str, Any]) -> None:
+        """Do the work."""
+        raise NotImplementedError
 
 
 @contextmanager

@@ -8,16 +8,14 @@ from dataclasses import asdict
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
-from ...exceptions import ConfigurationError
 from ...routes.explain import Explanation, GuardAnswer, explain
 from ...verdicts import in_words
-from .. import counted
+from .. import UrlsCommand, counted
 
 
-class Command(BaseCommand):
+class Command(UrlsCommand):
     """``manage.py explain_guard``."""
 
     help = "Show what a guard does with one path, and why. The output contains the key: do not publish it."
@@ -25,10 +23,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("path", help="a path such as /cities/7/, or a whole URL")
         parser.add_argument("--method", default="GET", type=str.upper, help="the request method (default: GET)")
-        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        super().add_arguments(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def run(self, options: dict[str, Any]) -> None:
         given = options["path"]
         try:
             # Two slashes at the start of a path would be those before a host.
@@ -37,12 +34,7 @@ class Command(BaseCommand):
             raise CommandError(f"{given!r} is not a URL: {error}") from error
         if not path.startswith("/"):
             raise CommandError(f"{given!r} is not a path: it must begin with a slash, as in /cities/7/")
-        try:
-            found = explain(path, options["method"], options["urlconf"])
-        except (ImportError, ImproperlyConfigured) as error:
-            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
-        except ConfigurationError as error:
-            raise CommandError(str(error)) from error
+        found = explain(path, options["method"], options["urlconf"])
         if options["json"]:
             self.stdout.write(json.dumps(asdict(found), default=str))
             return

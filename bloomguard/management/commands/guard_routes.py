@@ -6,13 +6,13 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandParser
 
 from ... import conf
 from ...routes.explain import NOWHERE, rows_of_pattern
 from ...routes.openness import ELSEWHERE, MISSING, guards_place, is_admin
 from ...routes.table import table_for
+from .. import UrlsCommand
 
 #: What the list does not show if the middleware is at this place.
 _NOTES = {
@@ -22,23 +22,18 @@ _NOTES = {
 }
 
 
-class Command(BaseCommand):
+class Command(UrlsCommand):
     """``manage.py guard_routes``."""
 
     help = "List the URL patterns that take an identifier, and where a guard answers: door, route, lookup or nowhere."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
+        super().add_arguments(parser)
         parser.add_argument("--unguarded", action="store_true", help="only patterns that no guard answers for")
         parser.add_argument("--admin", action="store_true", help="include the patterns of Django's admin")
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
 
-    def handle(self, *args: Any, **options: Any) -> None:
-        urlconf = options["urlconf"]
-        try:
-            table = table_for(urlconf)
-        except (ImportError, ImproperlyConfigured) as error:
-            raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
+    def run(self, options: dict[str, Any]) -> None:
+        table = table_for(options["urlconf"])
         every = [pattern for pattern in table.patterns if pattern.takes_id]
         shown = [pattern for pattern in every if options["admin"] or not is_admin(pattern.callback)]
         listed = [

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from django.apps import apps
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError, connections, router
 from django.db.models import Model
 
@@ -31,7 +30,7 @@ from ...routes.discovery import column_of, detail, models_named_by
 from ...routes.openness import is_admin, layers
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
-from .. import size_in_words
+from .. import UrlsCommand, size_in_words
 
 _PLACES = {
     "door": "at the door, if the site has one, else at the route",
@@ -58,11 +57,11 @@ class Suggestion:
     module: str
     lookup: tuple[str, ...]
     routes: str
-    rows: int | None
-    kind: str
-    bytes: int
-    seconds: float
-    error: str
+    rows: int | None = None
+    kind: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    error: str = ""
     answers: dict[str, list[str]]
     hides: list[str]
 
@@ -75,7 +74,7 @@ class Declined:
     reason: str
 
 
-class Command(BaseCommand):
+class Command(UrlsCommand):
     """``manage.py suggest_guards``."""
 
     help = (
@@ -85,16 +84,13 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("labels", nargs="*", metavar="app", help="labels of apps (default: all)")
-        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        super().add_arguments(parser)
 
-    def handle(self, *args: Any, **options: Any) -> None:
+    def run(self, options: dict[str, Any]) -> None:
         try:
             suggestions, declined = suggest(options["labels"], options["urlconf"])
-        except (LookupError, ConfigurationError) as error:
+        except LookupError as error:
             raise CommandError(str(error)) from error
-        except (ImportError, ImproperlyConfigured) as error:
-            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
             guards, others = list(map(asdict, suggestions)), list(map(asdict, declined))
@@ -109,8 +105,12 @@ def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Sugge
     :class:`ConfigurationError` for a mistake in the settings of the default store.
     """
     wanted = [apps.get_app_config(label) for label in labels] or apps.get_app_configs()
-    models = [model for config in wanted for model in config.get_models() if _is_own(model)]
-    seen: dict[type[Model], dict[tuple[str, ...], list[Pattern]]] = {model: {} for model in models}
+    models = [model for config in wanted for model in config.get_models()]
+    seen: dict[type[Model], dict[tuple[str, ...], list[Pattern]]] = {
+        model: {}
+        for model in models
+        if not (model._meta.proxy or model._meta.swapped or model._meta.app_label == "bloomguard")
+    }
     for pattern in patterns(urlconf):
         if pattern.takes_id and not is_admin(pattern.callback):
             for model, lookup in _looked_up(pattern):
@@ -128,10 +128,6 @@ def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Sugge
             else:
                 suggestions.append(_suggestion(guard, lookup, shown, urlconf))
     return suggestions, declined
-
-
-def _is_own(model: type[Model]) -> bool:
-    return not (model._meta.proxy or model._meta.swapped or model._meta.app_label == "bloomguard")
 
 
 def _made(model: type[Model], lookup: tuple[str, ...]) -> Guard:
@@ -218,30 +214,26 @@ def _suggestion(guard: Guard, lookup: tuple[str, ...], shown: list[Pattern], url
     early = {route.pattern.text: "route" if route.not_at_door else "door" for route in routes}
     for text in dict.fromkeys([*early, *(pattern.text for pattern in shown)]):
         answers.setdefault(early.get(text, "lookup"), []).append(text)
-    rows, kind, size, seconds, error = _costs(guard)
     return Suggestion(
         model=model._meta.label,
         module=model.__module__,
         lookup=lookup,
         routes=AUTO if early else "",
-        rows=rows,
-        kind=kind,
-        bytes=size,
-        seconds=seconds,
-        error=error,
         answers=answers,
         hides=[field.name for field in model._meta.concrete_fields if field.name in _HIDING],
+        **_costs(guard),
     )
 
 
-def _costs(guard: Guard) -> tuple[int | None, str, int, float, str]:
+def _costs(guard: Guard) -> dict[str, Any]:
     try:
         summary = Source(guard).summary()
     except DatabaseError as error:
-        return None, "", 0, 0.0, str(error)
+        return {"error": str(error)}
     layout = layout_of(guard, summary)
     each = _FAST if guard._meta.keys.kinds in (("integer",), ("uuid",)) else _SLOW
-    return summary.count, layout.kind, layout.total_bytes, round(_WAIT_SECONDS + summary.count * each, 1), ""
+    seconds = round(_WAIT_SECONDS + summary.count * each, 1)
+    return {"rows": summary.count, "kind": layout.kind, "bytes": layout.total_bytes, "seconds": seconds}
 
 
 # -- guards.py
