@@ -10,14 +10,14 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from django.db import router
+from django.db import connections, router
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..verdicts import ABSENT, MAYBE, Decision
 from . import spot_checks
 from .counters import drawn, listeners
-from .strayed import strayed
+from .strayed import named, strayed
 from .unadded import unadded
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
                     or guard.mode != "enforce"
                     or active.table.lease(guard.name) is not row
                     or router.db_for_read(model) != alias
-                    or alias in strayed
+                    or named(connections.settings[alias]) != strayed.databases.get(alias)
                     or (unadded.writers and unadded.may_have(guard.name))
                 ):
                     return None

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 from django.db import connections
 
 from ..process import LogOnce
 
+_NAMES = "NAME", "HOST", "PORT"
+#: What names a database in its settings. Raises :class:`KeyError` if a project has added an alias without some.
+named = itemgetter(*_NAMES)
+
 
 class Strayed:
     """``alias in strayed``: no guard may answer by it."""
 
     def __init__(self) -> None:
-        self._noted: set[str] = set()
-        #: Alias -> what named its database first.
-        self._first: dict[str, tuple[Any, ...]] = {}
+        #: Alias -> what :data:`named` its database first; ``None``: no guard answers by it in this process.
+        self.databases: dict[str, tuple[Any, ...] | None] = {}
         self._log = LogOnce()
 
     def adopt_databases(self) -> None:
@@ -32,14 +36,14 @@ class Strayed:
 
     def add(self, alias: str) -> None:
         """Let no guard answer by ``alias`` in this process."""
-        self._noted.add(alias)
+        self.databases[alias] = None
 
     def clear(self) -> None:
         """Forget what was added."""
-        self._noted.clear()
+        self.databases = {alias: first for alias, first in self.databases.items() if first is not None}
 
     def __contains__(self, alias: str) -> bool:
-        return alias in self._noted or self.is_switched(alias)
+        return self.databases.get(alias, alias) is None or self.is_switched(alias)
 
     def has(self, connection: Any) -> bool:
         """Return whether no guard may answer for the connection; a thread's may have settings of its own."""
@@ -51,12 +55,12 @@ class Strayed:
         return given is None or self._leads_elsewhere(alias, given)
 
     def _leads_elsewhere(self, alias: str, given: Mapping[str, Any]) -> bool:
-        named = given["NAME"], given.get("HOST"), given.get("PORT")
-        first = self._first.setdefault(alias, named)
-        if named == first:
+        here = tuple(map(given.get, _NAMES))
+        first = self.databases.setdefault(alias, here)
+        if first is None or here == first:
             return False
         if _is_test_run():  # which replaces the databases, and builds its filters later
-            self._first[alias] = named
+            self.databases[alias] = here
             return False
         self._log.warning(
             "bloomguard: the database of alias %r is another one than when Django started, so its guards pass every "
