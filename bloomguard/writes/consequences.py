@@ -6,6 +6,7 @@ The results for a database are cached until a guard, its generations or the data
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
@@ -33,6 +34,9 @@ logger = logging.getLogger("bloomguard")
 
 #: How many texts are cached, and how long one may be.
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
+#: Seconds that a writer waits for another one of this process that loads the catalogue. Then it loads it, too: the
+#: other one may wait for a lock of this writer's transaction.
+LOAD_PATIENCE = 1.0
 
 
 class Definitions:
@@ -104,6 +108,9 @@ class DatabaseCache:
         #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
         self.texts: dict[str, str] = {"BEGIN": ""}
         self.catalogue: Catalogue | None = None
+        #: Held while one thread loads the catalogue, so that not all writers of a process that has just started do.
+        #: A child that is forked meanwhile waits once for the time limit.
+        self.loading = threading.Lock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
         #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.
@@ -311,6 +318,18 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return cache.catalogue
     if connection.alias in definitions.temporary or is_aborted(connection):
         return None
+    if definitions.are_changing():  # then no thread keeps what it loads, so there is nothing to wait for
+        return _load(cache, connection)
+    is_mine = cache.loading.acquire(timeout=LOAD_PATIENCE)
+    try:
+        return cache.catalogue or _load(cache, connection)
+    finally:
+        if is_mine:
+            cache.loading.release()
+
+
+def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
+    """Load the database's catalogue, and keep it in ``cache`` unless its definitions are changing."""
     seen = definitions.stamp
     try:
         with connection.wrap_database_errors:
