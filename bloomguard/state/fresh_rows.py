@@ -8,7 +8,7 @@ that it was not told of; a view may live with that, a filter may not.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
@@ -32,7 +32,8 @@ def fresh_rows(rows: models.QuerySet[Any], size: int = 0, proof: Any = None) -> 
         return
     is_chunked = size and not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
     cursor = connection.chunked_cursor() if is_chunked else connection.cursor()
-    with connection.wrap_database_errors, closing(cursor):
+    # Without a size as Django's own queries: what closing a cursor raises is the driver's error.
+    with connection.wrap_database_errors if is_chunked else nullcontext(), closing(cursor):
         cursor.execute(proof.around(sql) if proof else sql, parameters)
         yield from compiler.results_iter(_pages(cursor, size or _ROWS, proof), tuple_expected=True)
 

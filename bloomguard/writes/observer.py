@@ -46,6 +46,8 @@ class Fence(Protocol):
         """Called after the COMMIT: fence if it took so long that a build may have missed its rows."""
 
 
+#: Vendors whose drivers report a transaction by themselves: MariaDB would have to be asked, and has no pending deletes.
+_REPORTING = {"postgresql", "sqlite"}
 #: The methods of a connection that an observer replaces, and its own in their place.
 _REPLACED = {"_commit": "commit", "_rollback": "rollback", "_close": "close", "_set_autocommit": "set_autocommit"}
 
@@ -80,7 +82,7 @@ class TransactionObserver:
         self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
         self._raw = connection.connection
         #: Whether the driver has reported it as open. An `atomic` block may be open before the driver sends its BEGIN.
-        self._has_begun = not is_over(connection)
+        self._has_begun = connection.vendor in _REPORTING and not is_over(connection)
 
     @classmethod
     def of(cls, connection: Any) -> TransactionObserver | None:
@@ -164,12 +166,11 @@ class TransactionObserver:
             self._lose()
             self._end(committed=not _ROLLBACK.fullmatch(sql))
         else:
-            self._has_begun = True
+            self._has_begun = self.connection.vendor in _REPORTING
 
     def _has_ended_unseen(self) -> bool:
         """Return whether a backend's own ``rollback``, or the driver's, has ended the transaction; then end this."""
-        vendor = self.connection.vendor  # MySQL and MariaDB would be asked; there are no pending deletes
-        if not self._has_begun or vendor not in ("postgresql", "sqlite") or not is_over(self.connection):
+        if not self._has_begun or not is_over(self.connection):
             return False
         self._lose()
         self._end(committed=True)  # it may have been

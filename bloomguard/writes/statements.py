@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 import threading
-from asyncio import _get_running_loop
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from operator import itemgetter
@@ -119,8 +118,8 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             returned = (*asked, *more_to_return(compiler, tables, asked, counting))
             break
     connection = compiler.connection
-    if connection.connection is None or _get_running_loop() is not None:
-        connection.ensure_connection()  # as Django does first: without a database, or on a loop, no file is stored
+    # As Django does first: without a database, or on an event loop, no `pre_save` stores files.
+    connection.ensure_connection()
     # Before the transaction: a field's `pre_save` may store files, or change the values by which rows are locked.
     compiler.returning_fields = list(returned) or None
     statements = list(compiler.as_sql())
