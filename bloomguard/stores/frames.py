@@ -254,7 +254,7 @@ class WriteLock:
         if self._thread._is_owned():  # as of a signal's handler in the middle of an add: both would set bits
             raise StoreError(f"this thread holds {self._path} already")
         try:
-            if not (self._thread.acquire(False) or self._thread.acquire(timeout=disk.LOCK_SECONDS)):
+            if not (self._thread.acquire(blocking=False) or self._thread.acquire(timeout=disk.LOCK_SECONDS)):
                 raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
             fd, is_locked = self._fd, False
             if fd is not None and self._checks_done == self._checks_due:  # hot path

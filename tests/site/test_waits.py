@@ -136,6 +136,7 @@ LIMITS = {
     "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
     "the file store's lock, in this process and in others": [("stores/disk.py", "LOCK_SECONDS")],
     "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
+    "another thread that reads the catalogue of triggers and functions": [("writes/consequences.py", "LOAD_PATIENCE")],
     "a Redis server": [
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "read_timeout"),
