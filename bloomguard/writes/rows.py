@@ -110,7 +110,7 @@ def more_to_return(
     compiler: Any, tables: Sequence[TrackedTable], asked: Sequence[Any], counting: Sequence[TrackedTable]
 ) -> list[Any]:
     """Return the fields to add to ``RETURNING``: guards in use need them, and the instances may not have them."""
-    if not _returns(compiler) or not is_djangos_compiler(compiler):  # another one may append to the statement's end
+    if not _returns(compiler):
         return []
     more: list[Any] = []
     for tracked in tables:
@@ -125,7 +125,8 @@ def more_to_return(
             more += missing
     if not more or not may_return(compiler.connection, compiler.query.model._meta.db_table, more, "insert"):
         return []  # if the instances do not hold them, the guards are fenced
-    return more if _converts(compiler, more) else []
+    # Another package's compiler may have put something at the statement's end.
+    return more if _converts(compiler, more) and is_djangos_compiler(compiler) else []
 
 
 def _returns(compiler: Any) -> bool:

@@ -12,6 +12,7 @@ from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
+from ..guards.fields import is_djangos_compiler
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
@@ -151,8 +152,9 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
     connection, using = compiler.connection, compiler.using
     before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
+    is_known = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
-        keys = _locked(compiler) if selects_the_same_again(compiler.query.where) else None
+        keys = _locked(compiler) if is_known and selects_the_same_again(compiler.query.where) else None
         changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
         if keys is not None and changed != len(keys):
             keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
@@ -161,7 +163,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
         return changed
     returned = _fields_to_return(tables, before)
-    if not returned or not may_return(connection, compiler.query.model._meta.db_table, returned, "update"):
+    table = compiler.query.model._meta.db_table
+    if not (returned and is_known and may_return(connection, table, returned, "update")):
         changed = run(_execute_returning, compiler, sql, parameters, [], None)
         add_all(tables, using, lambda tracked: None)
         return changed

@@ -10,7 +10,7 @@ import pytest
 from django.db import IntegrityError, connections, models, transaction
 from django.db.models import Value
 from django.db.models.functions import Upper
-from django.db.models.sql.compiler import SQLInsertCompiler
+from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
 from django.test.utils import isolate_apps
 
 from bloomguard.guards import registry
@@ -275,4 +275,27 @@ def test_a_compiler_of_another_package_may_write_other_values(
 
         assert Order.objects.get().pk == OTHER
         assert guard.verdict(OTHER) is not Verdict.ABSENT
+        assert status("mine") == FENCED
+
+
+class Commenting(SQLUpdateCompiler):
+    """It ends in a comment, in which a ``RETURNING`` would be lost."""
+
+    def as_sql(self):
+        sql, parameters = super().as_sql()
+        return f"{sql} -- of a package", parameters
+
+
+def test_an_update_of_another_packages_compiler_is_sent_as_it_is(each_database, fresh, clock, monkeypatch, block):
+    """Which rows it changes is unknown, so the guard is fenced."""
+    operations = connections[database.current].ops
+    compiler = operations.compiler
+    Article.objects.create(slug="old")
+    with registered(Article, name="mine", lookup="slug") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(operations, "compiler", lambda name: Commenting if "Update" in name else compiler(name))
+        block(lambda: Article.objects.update(slug="new"))
+
+        assert Article.objects.get().slug == "new"
+        assert guard.verdict("new") is not Verdict.ABSENT
         assert status("mine") == FENCED
