@@ -88,7 +88,7 @@ def set_up(folder: Path, databases: dict[str, Any], **more: Any) -> None:
             "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": folder / "db.sqlite3"},
             **databases,
         },
-        "DATABASE_ROUTERS": ["tests.support.database.Router"],
+        "DATABASE_ROUTERS": ["bench.databases.OneAtATime"],
         "DEFAULT_AUTO_FIELD": "django.db.models.BigAutoField",
         "USE_TZ": True,
         "LOGGING_CONFIG": None,

@@ -47,6 +47,9 @@ class Strayed:
 
     def has(self, connection: Any) -> bool:
         """Return whether no guard may answer for the connection; a thread's may have settings of its own."""
+        given = connection.settings_dict
+        if (given["NAME"], given.get("HOST"), given.get("PORT")) == self.databases.get(connection.alias):
+            return False  # nearly always
         return connection.alias in self or self._leads_elsewhere(connection.alias, connection.settings_dict)
 
     def is_switched(self, alias: str) -> bool:
