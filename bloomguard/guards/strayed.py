@@ -50,7 +50,7 @@ class Strayed:
         given = connection.settings_dict
         if (given["NAME"], given.get("HOST"), given.get("PORT")) == self.databases.get(connection.alias):
             return False  # nearly always
-        return connection.alias in self or self._leads_elsewhere(connection.alias, connection.settings_dict)
+        return connection.alias in self or self._leads_elsewhere(connection.alias, given)
 
     def is_switched(self, alias: str) -> bool:
         """Return whether the settings of ``alias`` name another database than they did at first."""

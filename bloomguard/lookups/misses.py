@@ -41,8 +41,10 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str, *, i
         if not _sees_every_row(guard, key, using) or not (is_proved or _is_missing(guard, value, using)):
             return False
         if guard._meta.is_exact(value):
-            rows = _rows(guard, value, using) if connections[using].vendor == "postgresql" else None
-            guard._runtime.active_filter.negative_cache.remember(key, generation, using, rows)
+            is_pooled = connections[using].vendor == "postgresql"  # it may be: each statement to another server
+            rows = _rows(guard, value, using) if is_pooled else None
+            if rows is not None or not is_pooled:
+                guard._runtime.active_filter.negative_cache.remember(key, generation, using, rows)
         return True
     except (Unkeyable, OutOfRange, EmptyResultSet):
         pass

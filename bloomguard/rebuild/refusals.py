@@ -151,7 +151,7 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
             )
     for doubt in backends.doubts(connection):
         reason = f"the backend of the database {connection.alias!r} {doubt}"
-        yield Refusal("bloomguard.W106", reason, "Use a backend that does so as Django's own do.")
+        yield Refusal("bloomguard.W106", reason, "Use one of Django's backends, or one that leaves this as they do.")
     for field in guard._meta.fields:
         if kind_of(field) and (reason := _difference(connection, guard, field)):
             is_text = kind_of(field) == "text"

@@ -338,6 +338,29 @@ def test_a_query_that_another_server_answered_is_no_proof(clock):
     assert guard._runtime.decide(7) is MAYBE
 
 
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.usefixtures("fresh", "each_database")
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_query_of_another_packages_compiler_is_not_repeated_and_proves_nothing(clock, monkeypatch):
+    """Without the query there is no statement that asks for the row and the published filter at once."""
+    from bloomguard.rebuild import Rebuild
+
+    Product.objects.create(pk=7)
+    guard = registry["product"]
+    Rebuild(guard, sleep=clock.sleep).run()
+    Product.objects.filter(pk=7).delete()
+    assert guard._runtime.decide(7) is MAYBE
+    answered = guard._runtime.active_filter.answered_last
+
+    with monkeypatch.context() as patch:
+        patch.setattr(misses, "is_djangos_compiler", lambda compiler: False)
+        misses.remember_missing(guard, 7, answered, database.current, is_proved=True)
+        assert guard._runtime.decide(7) is MAYBE
+
+    misses.remember_missing(guard, 7, answered, database.current, is_proved=True)
+    assert guard._runtime.decide(7) is REMEMBERED
+
+
 def test_text_and_soft_deleted_rows(build, monkeypatch):
     """A row that is alive again is seen at once, under any key."""
     porous(monkeypatch, "article")
