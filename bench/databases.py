@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.support import database
-
 from .report import Report
 
 VENDORS = {"default": "SQLite", "postgresql": "PostgreSQL", "mariadb": "MariaDB"}  # by the alias of the database
@@ -22,11 +20,3 @@ def servers(report: Report) -> dict[str, dict[str, Any]]:
     else:
         found["mariadb"] = MariaDB("--max-allowed-packet=1G").database("bench")  # all IDs in one value are a packet
     return found
-
-
-class OneAtATime(database.Router):
-    """The database that is measured is the only one that has the tables, as on a site with one."""
-
-    def allow_migrate(self, alias: str, app_label: str, **hints: Any) -> bool:
-        """Return whether ``alias`` is that database."""
-        return alias == database.current

@@ -11,15 +11,13 @@ from .requests import GUARDED, STARTPROJECT, opened, set_up
 
 _given: dict[str, Any] = json.loads(os.environ["BENCH_SITE"])
 set_up(
-    Path(_given["folder"]), _given["databases"], MIDDLEWARE=STARTPROJECT if _given["mode"] == "unguarded" else GUARDED
+    Path(_given["folder"]), _given["database"], MIDDLEWARE=STARTPROJECT if _given["mode"] == "unguarded" else GUARDED
 )
 
 from django.core.wsgi import get_wsgi_application  # noqa: E402
 
 from bloomguard.wsgi import shield  # noqa: E402
-from tests.support import database  # noqa: E402
 
-database.current = _given["alias"]
 application = get_wsgi_application()
 if _given["mode"] == "door":
     application = opened(shield, application)
