@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
 from .samples import fingerprint
 from .scopes import DATABASE, Scopes
+from .watched import watched_fields
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -130,7 +130,7 @@ class GuardMeta:
         # A version that follows signals alone misses writes that another one would add.
         signals = "|signals" if guard.sync == "signals" else ""
         name = f"{guard.name}|{self._guard.model._meta.db_table}({columns})"
-        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._elsewhere()}{self._forms}"
+        return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._watched()}{self._forms}"
 
     @cached_property
     def _forms(self) -> str:
@@ -142,23 +142,19 @@ class GuardMeta:
             own.append(self._normalize)
         return f"|forms={fingerprint(own)}" if own else ""
 
-    def _elsewhere(self) -> str:
-        """Return, as text, the columns whose place the names of the table and the fields do not show.
+    def _watched(self) -> str:
+        """Return, as text, the columns that are watched, and what an ``alive`` compares with them depends on.
 
-        Those of a parent's table, and those in ``alive`` with a name of their own. Two versions of the project may read
-        two columns by one field, while rows are moved from one to the other.
+        Two versions of the project may compute a generated column from different ones, read different columns by one
+        field, or compare a column as another type. One of them would miss a write, or ask for rows that the scan of the
+        other has left out.
         """
-        options, found = self._guard.model._meta, {field: field.column for field in self.fields}
-        for name in self.alive_fields:
-            with suppress(FieldDoesNotExist):  # a system check reports it
-                field: Any = options.get_field(name)
-                found.setdefault(field, getattr(field, "attname", None))
-        places = [
-            f"|{field.name}={field.model._meta.db_table}.{field.column}"
-            for field, expected in found.items()
-            if expected and (field.column, field.model._meta.db_table) != (expected, options.db_table)
-        ]
-        return "".join(sorted(places))
+        alive, columns = self.alive_fields, set[str]()
+        for field in watched_fields(self._guard):
+            column = f"{field.model._meta.db_table}.{field.column}"
+            is_in_alive = field.name in alive
+            columns.add(f"{field.name}={column}:{value_field(field).get_internal_type()}" if is_in_alive else column)
+        return f"|watched={','.join(sorted(columns))}"
 
     @property
     def definition_hash(self) -> str:

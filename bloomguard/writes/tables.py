@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
 from django.apps import apps
-from django.core.exceptions import FieldDoesNotExist
-from django.db.models import Model, Subquery
-from django.db.models.expressions import Col, RawSQL
-from django.db.models.sql import Query
+from django.db.models import Model
 from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
 from ..guards.fields import kind_of, selects_itself, value_field
+from ..guards.watched import family_of, watched_fields
 from ..models import GuardState
 from ..state import table as states
 from . import unknown_guards
@@ -85,17 +83,8 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
 
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
-    """Return the columns of ``table``, in lower case, whose change can give the guard a new key.
-
-    These are the columns of the key, of ``alive``, of the links between parents, and those that generated ones are
-    computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been. All
-    columns if the sources of one cannot be found out.
-    """
-    try:
-        found = _sources(guard)
-    except Exception:  # a system check reports the missing field
-        found = {field for model in _family(guard.model) for field in model._meta.concrete_fields}
-    return frozenset(folded(field) for field in found if _table(field) == table)
+    """Return the columns of ``table``, in lower case, whose change can give the guard a new key."""
+    return frozenset(folded(field) for field in watched_fields(guard) if _table(field) == table)
 
 
 def folded(field: Any) -> str:
@@ -120,35 +109,12 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
     return "__".join(path) or "pk"
 
 
-def _sources(guard: Guard) -> set[Any]:
-    model = guard.model
-    due: list[Any] = [*guard._meta.fields, *model._meta.pk_fields]
-    due += [model._meta.get_field(name) for name in guard.alive.referenced_base_fields if name != "pk"]
-    if len(guard._meta.tables) > 1:
-        for one in _family(model):
-            due += [field for field in one._meta.parents.values() if field is not None]
-    found: set[Any] = set()
-    while due:
-        field = due.pop()
-        if field in found:
-            continue
-        if getattr(field, "generated", False):
-            due += _generated_from(field)
-        if getattr(field, "fields", None):  # several columns in one
-            due += field.fields
-        elif not getattr(field, "column", None):
-            raise FieldDoesNotExist(field.name)
-        else:
-            found.add(field)
-    return found
-
-
 def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     historical = model._meta.apps is not apps
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
         return TrackedTable(guard, None, "pk", None, frozenset(map(folded, own)), historical, counted=False)
-    owner = next(each for each in _family(guard.model) if each._meta.db_table == table)
+    owner = next(each for each in family_of(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
     key, counted = None, False
     with suppress(Exception):  # a system check reports the mistake; each write fences the guard
@@ -212,31 +178,5 @@ def _attributes(field: Any) -> dict[str, Any]:
     }
 
 
-def _family(model: type[Model]) -> Iterable[type[Model]]:
-    return (model, *model._meta.all_parents)
-
-
 def _table(field: Any) -> str:
     return field.model._meta.db_table  # type: ignore[no-any-return]
-
-
-def _generated_from(generated: Any) -> set[Any]:
-    """Return the fields in a generated column's expression; raises :class:`FieldDoesNotExist` if it names none."""
-    found = set(_targets(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
-    if not found:
-        raise FieldDoesNotExist(generated.name)
-    return found
-
-
-def _targets(expression: Any) -> Iterator[Any]:
-    if expression is None:
-        return
-    if isinstance(expression, Col):
-        yield expression.target
-        return
-    is_known = type(expression).__module__.startswith("django.") and not isinstance(expression, (RawSQL, Subquery))
-    # A custom function or template may name columns in its SQL text.
-    if not is_known or not hasattr(expression, "get_source_expressions") or getattr(expression, "extra", None):
-        raise FieldDoesNotExist(repr(expression))
-    for part in expression.get_source_expressions():
-        yield from _targets(part)

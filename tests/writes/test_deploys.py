@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from django.apps import apps
+from django.db import connections, models
 from django.db.models import Q
+from django.test.utils import isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -159,6 +161,54 @@ def test_a_field_of_alive_that_reads_another_column(hidden, fresh, clock, monkey
 
         assert guard._meta.rows().filter(slug="seen").exists()
         assert guard.verdict("seen") is Verdict.UNKNOWN
+
+
+@isolate_apps("tests.shop")
+def offers(shown: Q, number: type[models.Field] = models.IntegerField) -> type[models.Model]:
+    """The model of a version of the project that shows these rows."""
+
+    class Offer(models.Model):
+        stock = number()
+        hidden = models.BooleanField()
+        visible = models.GeneratedField(expression=shown, output_field=models.BooleanField(), db_persist=True)
+
+        class Meta:
+            app_label = "shop"
+
+    return Offer
+
+
+def test_a_generated_column_of_alive_that_is_computed_from_another_one(each_database, fresh, clock):
+    """A process of the version before the migration does not know that its UPDATE shows a row."""
+    before, after = offers(Q(stock__gt=0)), offers(Q(stock__gt=0, hidden=False))
+    options = {"name": "thing", "alive": Q(visible=True)}
+    with connections[database.current].schema_editor() as editor:
+        editor.create_model(after)
+    try:
+        with registered(after, **options) as guard:
+            after.objects.create(pk=1_001, stock=1, hidden=True)
+            Rebuild(guard, sleep=clock.sleep).run()
+            assert guard.verdict(1_001) is Verdict.ABSENT
+        with registered(before, **options):
+            state.table.forget()
+            before.objects.update(hidden=False)
+        clock.sleep(LEASE)
+
+        assert guard._meta.rows().filter(pk=1_001).exists()
+        assert guard.verdict(1_001) is Verdict.UNKNOWN
+    finally:
+        with connections[database.current].schema_editor() as editor:
+            editor.delete_model(after)
+
+
+def test_a_column_of_alive_of_another_type(fresh):
+    """One version compares it as a number, the other one as a truth value: a row with 2 is alive for one of them."""
+    hashes = set()
+    for number in (models.IntegerField, models.BooleanField):
+        with registered(offers(Q(hidden=False), number), name="thing", alive=Q(stock=True)) as guard:
+            hashes.add(guard._meta.definition_hash)
+
+    assert len(hashes) == 2
 
 
 def test_a_column_in_another_parents_table(each_database, fresh, monkeypatch):
