@@ -35,6 +35,8 @@ class Catalogue:
         self.shows: dict[str, list[tuple[str, bool]]] = {}
         self.views: set[str] = set()
         self.functions: dict[str, frozenset[Effect]] = {}
+        #: Whether it has what each rule does; one that is locked may do anything, and is read again soon.
+        self.is_complete = True
         #: Functions that are also called by ``row.name``.
         self.of_rows: set[str] = set()
         #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores

@@ -346,6 +346,6 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return None
     if connection.alias in definitions.temporary:
         return None
-    if not definitions.are_changing() and seen == definitions.stamp:
+    if catalogue.is_complete and not definitions.are_changing() and seen == definitions.stamp:
         cache.learn(catalogue)
     return catalogue

@@ -161,8 +161,14 @@ _DEPENDING = f"""
     JOIN pg_depend d ON d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid AND d.refclassid = 'pg_class'::regclass
     JOIN pg_class b ON b.oid = d.refobjid AND b.oid <> v.oid AND b.relkind NOT IN ('S', 'i', 'c')
     WHERE n.nspname {_OWN} AND r.ev_type = '1' AND v.relkind = 'v'"""  # noqa: S608
+#: ``pg_get_ruledef`` locks the rule's tables as a read does. While another transaction changes one, as a migration may
+#: for hours, no text is asked for: a writer of other tables would wait for it.
 _RULES = f"""
-    SELECT c.relname, r.ev_type::text, pg_get_ruledef(r.oid)
+    SELECT c.relname, r.ev_type::text, CASE WHEN NOT EXISTS (
+        SELECT FROM pg_locks l WHERE l.mode = 'AccessExclusiveLock' AND l.pid IS DISTINCT FROM pg_backend_pid()
+        AND (l.relation = c.oid OR l.relation IN (
+            SELECT d.refobjid FROM pg_depend d WHERE d.classid = 'pg_rewrite'::regclass AND d.objid = r.oid
+            AND d.refclassid = 'pg_class'::regclass))) THEN pg_get_ruledef(r.oid) END
     FROM pg_rewrite r JOIN pg_class c ON c.oid = r.ev_class JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE r.ev_type <> '1' AND r.ev_enabled <> 'D' AND n.nspname {_OWN}"""  # noqa: S608
 _INHERITING = """
@@ -219,7 +225,9 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         catalogue.add_view(base, view)
     for table, event, text in fetch(_RULES):
         rule = read(f"WITH {text}", "postgresql")  # so it is scanned from end to end
-        for effect in rule.effects | rule.known:
+        if text is None:
+            catalogue.is_complete = False
+        for effect in {ANYTHING} if text is None else rule.effects | rule.known:
             catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
     parents: dict[str, set[str]] = {}
     for child, parent, kind in fetch(_INHERITING):

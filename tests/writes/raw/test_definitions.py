@@ -326,6 +326,31 @@ def test_a_rule_that_writes_another_table_fences_nothing(built, clock):
 
 
 @on_postgresql
+def test_no_write_waits_for_a_table_with_a_rule(built):
+    """A migration may change that table for hours. The rule may do anything meanwhile, and is read again soon."""
+    execute("CREATE TABLE raw_log (id integer)")
+    execute("CREATE TABLE raw_ruled (id integer)")
+    execute("CREATE RULE raw_rule AS ON INSERT TO raw_ruled DO ALSO INSERT INTO raw_log VALUES (NEW.id)")
+    migration = connections[database.current].copy()
+    try:
+        with migration.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("LOCK TABLE raw_log")
+        consequences.caches.clear()
+        execute("SET lock_timeout = '1s'")
+        Product.objects.create(pk=7)
+        assert consequences.caches[database.current].catalogue is None
+    finally:
+        migration.close()
+        execute("RESET lock_timeout")
+    Product.objects.create(pk=8)
+    assert consequences.caches[database.current].catalogue is not None
+    execute("DROP TABLE raw_ruled, raw_log CASCADE")
+
+    assert status("product") == ARMED
+
+
+@on_postgresql
 @pytest.mark.parametrize("calls", [False, True])
 def test_a_read_after_a_definition_does_not_load_the_catalogue(built, monkeypatch, calls):
     """In a migration, say; but if it may call a function that is new, it does."""
