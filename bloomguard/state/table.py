@@ -10,7 +10,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within, new_token
+from .transactions import pause
 
 logger = logging.getLogger("bloomguard")
 
@@ -42,7 +42,7 @@ class StateTable:
     def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = seconds) -> None:
         self.connection = connection or StateConnection()
         self.clock = clock
-        self.sleep: Callable[[float], None] = time.sleep
+        self.sleep: Callable[[float], None] = pause
         #: The last copy. Replaced as a whole.
         self.copy = NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
 
-from django.db import DatabaseError, Error, transaction
+from django.db import DatabaseError, Error, connections, transaction
 
 from .connection import IS_DURABLE, fetch_uncounted
 
-#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; and in error.
-_NO_TRANSACTION, _IN_ERROR = (0, 4), 3
+#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; in a
+#: transaction that waits for its next statement; and in error.
+_NO_TRANSACTION, _WAITING, _IN_ERROR = (0, 4), 2, 3
+#: Statements that change nothing, and on PostgreSQL begin no snapshot, which each query would.
+_NOTHING = {"postgresql": "SHOW is_superuser", "mysql": "SELECT 1"}
+#: Seconds between them: a server's limit of idle time in a transaction is a second at least.
+_ALIVE_SECONDS = 0.5
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
 
@@ -74,6 +80,26 @@ def is_aborted(connection: Any) -> bool:
     """Return whether PostgreSQL refuses all statements until a ROLLBACK."""
     raw = connection.connection
     return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
+
+
+def pause(seconds: float) -> None:
+    """Sleep. Meanwhile no server ends a transaction of this thread because it is idle."""
+    while seconds > 0:
+        time.sleep(min(seconds, _ALIVE_SECONDS))
+        seconds -= _ALIVE_SECONDS
+        for connection in connections.all(initialized_only=True):
+            with suppress(Exception):  # the project's next statement meets the same error
+                _keep_alive(connection)
+
+
+def _keep_alive(connection: Any) -> None:
+    raw, nothing = connection.connection, _NOTHING.get(connection.vendor)
+    if raw is None or nothing is None or not is_under_way(connection):
+        return
+    if connection.vendor == "postgresql" and raw.info.transaction_status != _WAITING:
+        return
+    with closing(raw.cursor()) as cursor:
+        cursor.execute(nothing)
 
 
 def is_durable(connection: Any) -> bool:
