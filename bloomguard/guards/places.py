@@ -12,6 +12,7 @@ into a schema, or grants, is overlooked for that long.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from django.db import connections, router
 
 from ..process import LogOnce, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
-from ..state.table import path_of
+from ..state.identity import identity_of_file, path_of
 from .strayed import strayed
 
 if TYPE_CHECKING:
@@ -86,13 +87,18 @@ def in_a_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]
 Tables = Mapping[str, int]
 
 
+_NO_COPY: tuple[float, dict[str, Tables], str] = float("-inf"), {}, ""
+
+
 class Schemas:
     """One process's copy for all tables that it was asked for. ``clock`` returns monotonic seconds."""
 
     def __init__(self) -> None:
         self.clock = seconds
-        #: By alias: when the copy is to be read again, and name -> tables. Each is replaced as a whole.
-        self._copies: dict[str, tuple[float, dict[str, Tables]]] = {}
+        #: By alias: when the copy is to be read again, name -> tables, the database's identity. Replaced as a whole.
+        self._copies: dict[str, tuple[float, dict[str, Tables], str]] = {}
+        #: The databases whose identity is read: all but that of the state rows.
+        self._identified: set[str] = set()
         self._log = LogOnce()
         self._lock = own_lock(self, "_lock")
 
@@ -102,7 +108,7 @@ class Schemas:
 
     def is_due(self, alias: str, tables: Sequence[str], *, ahead: float = 0.0) -> bool:
         """Return whether :meth:`of`, so many seconds ``ahead``, has to read the catalogue; not for no ``tables``."""
-        until, copy = self._copies.get(alias, (float("-inf"), {}))
+        until, copy, _ = self._copies.get(alias, _NO_COPY)
         return bool(tables) and (self.clock() + ahead >= until or any(table not in copy for table in tables))
 
     def of(self, alias: str, tables: Sequence[str]) -> list[Tables]:
@@ -115,14 +121,23 @@ class Schemas:
                     self._read(alias, tables)
             finally:
                 self._lock.release()
-        _, copy = self._copies.get(alias, (0.0, {}))
+        copy = self._copies.get(alias, _NO_COPY)[1]
         return [copy.get(table, {}) for table in tables]
 
+    def identity(self, alias: str, tables: Sequence[str]) -> str:
+        """Return the identity of the database, read along with :meth:`of`; empty if it is not known. May wait."""
+        if alias not in self._identified:
+            self._identified.add(alias)
+            self.forget()
+        self.of(alias, tables)
+        return self._copies.get(alias, _NO_COPY)[2]
+
     def _read(self, alias: str, tables: Sequence[str]) -> None:
-        names = sorted({*tables, *self._copies.get(alias, (0.0, {}))[1]})
+        names, identity = sorted({*tables, *self._copies.get(alias, _NO_COPY)[1]}), ""
         try:
             with closing(DatabaseConnection(alias)) as connection:
                 rows, _ = connection.execute(SQL, [names])
+                identity = connection.identify() if alias in self._identified else ""
             until = self.clock() + SECONDS
         except Exception as error:
             self._log.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
@@ -130,7 +145,7 @@ class Schemas:
         found: dict[str, dict[str, int]] = {name: {} for name in names}
         for table, schema, oid in rows:
             found[table][schema] = oid
-        self._copies[alias] = until, dict(found)
+        self._copies[alias] = until, dict(found), identity
 
 
 schemas = Schemas()
@@ -218,8 +233,25 @@ class Place:
         """
         if strayed.is_switched(alias):
             return None
+        schemas.forget()  # the copy may be older than the database
         found = self._schemas(alias)
-        return f"{alias}/{','.join(sorted(found[0])) if found else ''}" if all(found) else None
+        return f"{alias}/{','.join(sorted(found[0])) if found else ''}{self.identity(alias)}" if all(found) else None
+
+    def identity(self, alias: str) -> str:
+        """Return, as the end of a ``source``, which database ``alias`` leads to now. May query.
+
+        Empty for that of the state rows, which tell it themselves. Of MySQL and MariaDB only the name is known.
+        """
+        if self._guard._runtime.active_filter.table.holds(alias):
+            return ""
+        connection = connections[alias]
+        if connection.vendor == "sqlite":
+            found = identity_of_file(connection)
+        else:
+            loose = self._loose(alias)
+            server = schemas.identity(alias, loose) if loose else connection.settings_dict["NAME"]
+            found = f"{server} {[sorted(each.items()) for each in schemas.of(alias, loose)]}"
+        return f"@{hashlib.sha256(found.encode()).hexdigest()[:16]}"
 
     # A request must not ask for ``db_for_write`` if it can do without: a router may take that for a write, and send the
     # user's next reads to the primary. And only absent IDs would have that effect.
@@ -254,7 +286,7 @@ class Place:
         found = self._schemas(home or alias) if alias else ()
         if not all(len(each) == 1 for each in found):
             return ""
-        return alias if not found or not source or schema in found[0] else ""
+        return alias if not found or not source or schema.removesuffix(self.identity(home)) in found[0] else ""
 
     def _certain_alias(self, source: str) -> str:
         """Do :meth:`certain_alias` for databases alone."""
@@ -263,7 +295,7 @@ class Place:
         alias, home = router.db_for_read(self._guard.model), source.rpartition("/")[0]
         # A router that chooses one of several replicas may name another one now.
         is_home = leads_to(alias, home) or router.db_for_write(self._guard.model) == home
-        return alias if is_home and alias not in strayed else ""
+        return alias if is_home and alias not in strayed and source.endswith(self.identity(home)) else ""
 
     def is_certain(self) -> bool:
         """Return whether this process would read the table that the guard's filter was built from. May query."""

@@ -233,6 +233,8 @@ class Scopes(Place):
             if schema not in tables or (self._is_by_database and len(tables) > 1):
                 return ""
             found.append(f"{schema}:{tables[schema]}")
+        if self._is_by_database:
+            found.append(self.identity(alias))
         return "\0".join([scope, *found])
 
     def covers(self, state: State, key: bytes) -> bool:
@@ -270,14 +272,14 @@ class Scopes(Place):
     def source(self, alias: str) -> str | None:
         if any(map(strayed.is_switched, self._guard.scopes() if self._is_by_database else [alias])):
             return None
-        return "*/*" if self._is_by_database else f"{alias}/*"
+        return "*/*" if self._is_by_database else f"{alias}/*{self.identity(alias)}"
 
     def must_read(self) -> bool:
         return True
 
     def certain_alias(self, source: str) -> str:
         home, _, schema = source.rpartition("/")
-        if source and (schema != "*" or self._is_by_database != (home == "*")):
+        if source and (schema[:1] != "*" or self._is_by_database != (home == "*")):
             return ""  # built with another scope
         return home if home == "*" else self._certain_alias(source)
 

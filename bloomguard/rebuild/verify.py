@@ -151,7 +151,8 @@ class Verification:
         if state.source and state.source != place:
             raise RebuildError(
                 f"{self.guard.name}: its filter was built from {state.source!r} (database/schema), but rows would be "
-                f"read from {place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process"
+                f"read from {place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process, "
+                "or rebuild_filter if the database was replaced"
             )
         return open_active(self.guard, state)
 

@@ -25,7 +25,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import GuardState
 from ..process import after_fork, notice_fork
-from ..stores.disk import comparable_boot_id, file_id
+from .identity import NUMBER, SERVER, file_of, identity_of_file
 from .pools import connect, leave_pool
 
 logger = logging.getLogger("bloomguard")
@@ -207,7 +207,7 @@ class StateConnection:
         if current is not None and (
             current.settings_dict["NAME"] != configured["NAME"]
             or self.clock() - self._used_at > IDLE_SECONDS
-            or self._file != _file_of(current)
+            or self._file != file_of(current)
         ):
             self.close()
             current = None
@@ -226,7 +226,7 @@ class StateConnection:
             self._connection = current
             self._used_at = self.clock()
             # Before the file is opened: if another file replaces it meanwhile, the next use notices.
-            self._file = _file_of(current)
+            self._file = file_of(current)
         return current
 
     @property
@@ -249,13 +249,7 @@ class StateConnection:
             here = "CONCAT('mysql:', DATABASE())" if vendor == "mysql" else "''"
             return f"{self.is_standby} AS is_standby, {here} AS here, {int(vendor == 'sqlite')} AS is_durable"
         table = self.quote(GuardState._meta.db_table).replace("'", "''")
-        number = "(SELECT oid FROM pg_database WHERE datname = current_database())::text"
-        here = f"{number} || ':' || '{table}'::regclass::oid::text"
-        server = (
-            "(SELECT system_identifier FROM pg_control_system())::text || ':' || "
-            # Not the timeline in the control file: it is that of the last checkpoint, which may be the previous one.
-            "left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)"
-        )
+        server, here = SERVER, f"{NUMBER} || ':' || '{table}'::regclass::oid::text"
         if self._hides_identity:
             server = "'?'"
         return (
@@ -283,9 +277,8 @@ class StateConnection:
         """
         if connections[self.alias].vendor != "sqlite":
             return ""
-        found = _file_of(connections[self.alias])
         # A database in memory is copied by a fork, so its identity has the process ID.
-        return f"sqlite:{':'.join(map(str, found))}@{comparable_boot_id()}" if found else f"sqlite:memory@{os.getpid()}"
+        return identity_of_file(connections[self.alias]) or f"sqlite:memory@{os.getpid()}"
 
     def quote(self, name: str) -> str:
         """Quote the identifier ``name``."""
@@ -337,6 +330,16 @@ class DatabaseConnection(StateConnection):
         """The alias of the database."""
         return self._alias
 
+    def identify(self) -> str:
+        """Return which server and database of PostgreSQL this is; empty if it does not say. May query."""
+        try:
+            rows, _ = self.execute(f"SELECT {SERVER} || ':' || {NUMBER}")
+        except DatabaseError as error:
+            if sqlstate_of(error.__cause__) in _FUNCTION_REFUSED:
+                return ""
+            raise
+        return str(rows[0][0])
+
     def check_alias(self) -> str:
         return self._alias
 
@@ -377,14 +380,3 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
         raise
     finally:
         timer.cancel()
-
-
-def _file_of(connection: BaseDatabaseWrapper) -> tuple[int, str] | None:
-    """Identify the file that Django would open for a SQLite database now: another one may have replaced it."""
-    if connection.vendor != "sqlite":
-        return None
-    try:
-        name = connection.settings_dict["NAME"]
-        return os.stat(name).st_dev, file_id(name)
-    except (OSError, TypeError, ValueError):  # in memory, or a URI
-        return None

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from django.db import DatabaseError, OperationalError, connections
 from django.utils import timezone
@@ -24,6 +23,7 @@ from ..models import GuardState
 from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
+from .identity import path_of
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within, new_token
 from .transactions import pause
 
@@ -389,11 +389,6 @@ def _are_one_file(alias: str, other: str) -> bool:
     with suppress(OSError, ValueError):  # in memory, or not there yet
         return os.path.samefile(*names)
     return False
-
-
-def path_of(name: str) -> str:
-    """Return the path of a database, which may be a URI."""
-    return unquote(urlsplit(name).path) if name.startswith("file:") else name
 
 
 table = StateTable()

@@ -22,6 +22,7 @@ from bloomguard.lookups import guarded_lookups
 from bloomguard.lookups.context import LookupContext, contexts
 from bloomguard.rebuild import Rebuild
 from bloomguard.routes import explain
+from bloomguard.state import connection
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
@@ -177,9 +178,42 @@ def test_a_build_from_another_place_replaces_the_filter(build, monkeypatch, cloc
     second = build("product")
 
     found = state.table.current("product")
-    assert (found.active, found.standby, found.source) == (second.generation, "", "postgresql/public")
+    assert (found.active, found.standby) == (second.generation, "")
+    assert found.source.startswith("postgresql/public@")
     assert first.generation != second.generation
     assert decisions(9, 1) == [MAYBE, ABSENT]
+
+
+@pytest.mark.parametrize(("home", "other"), [("default", "postgresql"), ("postgresql", "default")])
+def test_a_database_beside_that_of_the_state_rows_was_replaced(build, monkeypatch, clock, home, other):
+    """By a newer file, a restored dump or another server: it may have rows that the filter lacks."""
+    monkeypatch.setattr(type(state.table.connection), "alias", other)
+    monkeypatch.setattr(database, "current", home)
+    monkeypatch.setattr(places, "schemas", places.Schemas())
+    monkeypatch.setattr(places.schemas, "clock", clock)
+    Product.objects.create(pk=1)
+    build("product")
+    assert decisions(1, 7) == [MAYBE, ABSENT]
+
+    monkeypatch.setattr(places, "identity_of_file", lambda connection: "sqlite:another")
+    monkeypatch.setattr(DatabaseConnection, "identify", lambda self: "another")
+    clock.sleep(places.SECONDS)
+    assert decisions(1, 7) == [MAYBE, AMBIGUOUS]
+    with pytest.raises(CommandError, match="or rebuild_filter"):
+        call_command("verify_filter", "product")
+    build("product")
+    assert decisions(1, 7) == [MAYBE, ABSENT]
+
+
+def test_a_server_that_hides_which_it_is_answers_all_the_same(build, monkeypatch, clock):
+    """A service may keep the functions of PostgreSQL's control file to itself."""
+    monkeypatch.setattr(type(state.table.connection), "alias", "default")
+    monkeypatch.setattr(database, "current", "postgresql")
+    monkeypatch.setattr(connection, "SERVER", "(SELECT no_such_function())")
+    Product.objects.create(pk=1)
+    build("product")
+
+    assert decisions(1, 7) == [MAYBE, ABSENT]
 
 
 # -- what a request does with the answer
@@ -236,7 +270,7 @@ def test_commands_say_so(two):
     two("default")
 
     assert explain._decide(registry["product"], 7)[0] == decisions(7)[0] == AMBIGUOUS
-    with pytest.raises(CommandError, match="was built from 'postgresql/public'"):
+    with pytest.raises(CommandError, match="was built from 'postgresql/public@"):
         call_command("verify_filter", "product")
     assert state.table.current("product").status == ARMED
 

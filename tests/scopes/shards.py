@@ -15,7 +15,7 @@ from django.db import connections, transaction  # noqa: E402
 
 from bloomguard import adding, get_or_load  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
-from bloomguard.guards import registry, spot_checks  # noqa: E402
+from bloomguard.guards import places, registry, spot_checks  # noqa: E402
 from bloomguard.rebuild import Rebuild, rebuild, roll_back_all  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from tests.scopes import router  # noqa: E402
@@ -244,6 +244,19 @@ def test_a_shard_that_is_newer_than_the_filter_passes(wares, tmp_path):
         connections["shard8"].close()
         del connections["shard8"], connections.settings["shard8"]
     build("ware")
+
+
+def test_a_shard_whose_database_was_replaced_passes(wares, clock, monkeypatch):
+    """It may have rows that the filter lacks; the other shards' filter has not changed."""
+    identity = places.Place.identity
+    assert decisions("shard1", 99) == ["absent"]
+    monkeypatch.setattr(
+        places.Place, "identity", lambda self, alias: "@new" if alias == "shard1" else identity(self, alias)
+    )
+    clock.now += 100
+
+    assert decisions("shard1", 99) == ["ambiguous"]
+    assert decisions("shard2", 99) == ["absent"]
 
 
 def test_scopes_that_name_no_database(wares, monkeypatch):

@@ -20,6 +20,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.standby import is_of
 from bloomguard.state import table as states
+from bloomguard.state.identity import identity_of_file
 from bloomguard.state.row import FENCED, State
 from bloomguard.state.table import StateTable
 from bloomguard.stores import stores
@@ -332,3 +333,13 @@ def test_every_guard_is_bound(each_database, fresh, clock):
     state = states.table.current("product")
     assert state.database.startswith(each_database)
     assert state.database == state.here
+
+
+@pytest.mark.parametrize(("uri", "has_one"), [("file:{}?mode=ro", True), ("file:{}?mode=memory", False), ("{}", True)])
+def test_a_file_that_is_named_by_a_uri_has_its_identity(tmp_path, uri, has_one):
+    """As one that is opened for reading alone; a database in memory has none."""
+    (tmp_path / "db").touch()
+    named = connections.create_connection("default")
+    named.settings_dict = {**named.settings_dict, "NAME": uri.format(tmp_path / "db")}
+
+    assert bool(identity_of_file(named)) is has_one
