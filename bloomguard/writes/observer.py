@@ -7,6 +7,7 @@ answered by a rollback. So whatever depends on the outcome is added to an observ
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -81,6 +82,8 @@ class TransactionObserver:
         self._is_lost = False
         self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
         self._raw = connection.connection
+        #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
+        self._pid = os.getpid()
         #: Whether the driver has reported it as open. An `atomic` block may be open before the driver sends its BEGIN.
         self._has_begun = connection.vendor in _REPORTING and not is_over(connection)
 
@@ -260,13 +263,18 @@ class TransactionObserver:
             self._end(committed=True)
 
     def _committing(self) -> None:
-        """Make everything void if the database will answer the COMMIT by a rollback, or may lose it."""
+        """Make everything void if the database will answer the COMMIT by a rollback, or may lose it.
+
+        Also if another process may have ended the transaction: a child that ``sys.exit()`` takes out of an ``atomic``
+        block rolls its parent's back. The driver learns that with the next answer of the server.
+        """
         if self.connection.vendor == "postgresql":
             self.failed = self.failed or is_aborted(self.connection)
         elif self.connection.vendor == "sqlite":
             self.failed = self.failed or is_over(self.connection)
         if self.undoable and not self.failed:
-            self.failed = not is_durable(self.connection)
+            is_copy = self._pid != os.getpid()
+            self.failed = is_copy or not is_durable(self.connection) or is_over(self.connection)
         if self.failed:
             self._void(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -509,6 +510,37 @@ def test_a_transaction_that_failed_unseen_lets_nothing_go(articles, each_databas
 
     assert Article.objects.filter(slug="a").exists()
     assert articles.verdict("a") is MAYBE
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+@pytest.mark.parametrize("end", ["rollback", "commit"])
+def test_a_child_that_ends_its_parents_transaction_loses_no_key(made, settings, tmp_path, each_database, end):
+    """It shares its parent's session: `sys.exit()` in an `atomic` block rolls back for both.
+
+    If both commit, a key that two rows have goes once at most.
+    """
+    options = {"path": tmp_path / "filters"}  # which children write too
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.file.FileStore", "OPTIONS": options}}}
+    forget()
+    Product.objects.create(name="twin")
+    twins = Product.objects.filter(pk__gte=Product.objects.create(name="twin").pk if end == "commit" else 0)
+    guard = made(Product, lookup="name")
+    connection = connections[database.current]
+    with atomic():
+        twins.delete()
+        child = os.fork()
+        if child == 0:
+            try:  # as the end of an `atomic` block does
+                connection.in_atomic_block = False
+                getattr(connection, end)()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+    connection.close()
+
+    if Product.objects.filter(name="twin").exists():  # on SQLite, the child has rolled back nothing of the parent's
+        assert guard.verdict("twin") is MAYBE
 
 
 def test_an_error_in_a_block_of_its_own_harms_nobody(articles):
