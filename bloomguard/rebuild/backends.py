@@ -27,7 +27,7 @@ def calls_wrappers(connection: Any) -> bool:
     fresh, seen = connection.copy(), []
 
     def note(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
-        if sql != _PROBE:  # a backend's own, such as a SET search_path
+        if _PROBE not in str(sql):  # a backend's own, such as a SET search_path; a cursor may add a comment to ours
             return execute(sql, params, many, context)
         return seen.append(many)  # nothing is sent
 
@@ -36,7 +36,8 @@ def calls_wrappers(connection: Any) -> bool:
         fresh.ensure_connection()
         if watch not in fresh.execute_wrappers:
             return False
-        with suppress(Error), fresh.execute_wrapper(note), fresh.cursor() as cursor:
+        fresh.execute_wrappers.insert(0, note)  # before those of other packages: they may change the text
+        with suppress(Error), fresh.cursor() as cursor:
             cursor.execute(_PROBE)
             cursor.executemany(_PROBE, [()])
     return seen == [False, True]

@@ -10,6 +10,9 @@ from django.db.backends.utils import CursorWrapper
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, backends
+from bloomguard.verdicts import Verdict
+from bloomguard.writes.raw import watch
+from tests.shop.models import Product
 from tests.support import database
 
 pytestmark = [
@@ -62,3 +65,33 @@ def test_what_wraps_or_counts_is_accepted(monkeypatch):
 
     assert backends.calls_wrappers(connections[database.current])
     assert backends._PROBE in counted
+
+
+@pytest.mark.parametrize("place", ["wrapper", "cursor"])
+def test_what_adds_comments_is_accepted(fresh, clock, monkeypatch, place):
+    """As packages do for a trace, also in management commands; and the filter follows what is written with them."""
+    backend = type(connections[database.current])
+
+    def comment(execute, sql, *rest):
+        return execute(f"{sql} /*command='rebuild_filter'*/", *rest)
+
+    class Commenting(CursorWrapper):
+        def execute(self, sql, params=None):
+            return super().execute(f"/*command='rebuild_filter'*/ {sql}", params)
+
+    def add_wrapper(connection, **named):
+        connection.execute_wrappers.append(comment)
+
+    connections[database.current].close()
+    if place == "cursor":
+        monkeypatch.setattr(backend, "make_cursor", lambda self, cursor: Commenting(cursor, self))
+    else:
+        connection_created.connect(add_wrapper)
+    try:
+        Rebuild(registry["product"], sleep=clock.sleep).run()
+        Product.objects.create(pk=7)
+    finally:
+        connection_created.disconnect(add_wrapper)
+        connections[database.current].execute_wrappers[:] = [watch]
+
+    assert [registry["product"].verdict(pk) for pk in (7, 8)] == [Verdict.MAYBE, Verdict.ABSENT]
