@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db import models, router
+from django.db import connections, models, router
 from django.db.models import Model
 from django.db.models.lookups import IntegerFieldExact
 
@@ -152,9 +152,17 @@ class GuardMeta:
         alive, columns = self.alive_fields, set[str]()
         for field in watched_fields(self._guard):
             column = f"{field.model._meta.db_table}.{field.column}"
-            is_in_alive = field.name in alive
-            columns.add(f"{field.name}={column}:{value_field(field).get_internal_type()}" if is_in_alive else column)
+            columns.add(f"{field.name}={column}:{self._class_of(field)}" if field.name in alive else column)
         return f"|watched={','.join(sorted(columns))}"
+
+    def _class_of(self, field: Any) -> str:
+        """Return, as text, what decides to which value a constant in ``alive`` is converted for the database."""
+        found = value_field(field).get_internal_type()
+        if found == "DateTimeField":
+            connection = connections[self.database]
+            if not connection.features.supports_timezones:  # SQLite, MySQL and MariaDB store no zone
+                return f"{found}@{connection.timezone_name}"
+        return found
 
     @property
     def definition_hash(self) -> str:

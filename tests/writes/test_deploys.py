@@ -211,6 +211,25 @@ def test_a_column_of_alive_of_another_type(fresh):
     assert len(hashes) == 2
 
 
+@isolate_apps("tests.shop")
+def test_a_database_whose_times_are_read_in_another_zone(each_database, fresh, monkeypatch):
+    """Where a column has no zone, the setting TIME_ZONE of the database decides which rows a moment is before."""
+
+    class Event(models.Model):
+        at = models.DateTimeField()
+
+        class Meta:
+            app_label = "shop"
+
+    connection = connections[database.current]
+    with registered(Event, name="thing", alive=Q(at__gte="2024-01-01T00:00Z")) as guard:
+        before = guard._meta.definition_hash
+        monkeypatch.setattr(connection, "timezone_name", "America/New_York")
+        after = guard._meta.definition_hash
+
+    assert (before == after) is connection.features.supports_timezones
+
+
 def test_a_column_in_another_parents_table(each_database, fresh, monkeypatch):
     with registered(Bundle, name="thing", lookup="name") as former:
         before = former._meta.definition
