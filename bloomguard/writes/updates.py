@@ -22,7 +22,7 @@ from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
 from .statements import Execute, add, add_all, all_idle, concerned, lock_alive, run, run_idle, running, wrap
-from .tables import TrackedTable, folded
+from .tables import TrackedTable, folded, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -103,9 +103,19 @@ def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
 
     Or a trigger may set one.
     """
-    written = _written_columns(compiler)
-    found = [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
+    found = _setting(tables, compiler)
+    if len(found) < len(tables):
+        # By the state rows as they are now, another version of the project may watch this column. Of a row that exists
+        # a request may not have read them for hours.
+        fencing.refresh(tables[0].guard, compiler.using)
+        tables = tracked_tables(compiler.query.model)
+        found = _setting(tables, compiler)
     return tables if len(found) < len(tables) and may_be_rewritten(compiler, "update") else found
+
+
+def _setting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
+    written = _written_columns(compiler)
+    return [tracked for tracked in tables if not written.isdisjoint(tracked.columns)]
 
 
 def _written_columns(compiler: Any) -> set[str]:

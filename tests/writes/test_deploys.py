@@ -140,6 +140,24 @@ def test_the_first_build_of_a_new_version_is_not_fenced_by_its_own_processes(eac
         assert guard.verdict("four") is Verdict.MAYBE
 
 
+def test_an_update_of_a_column_that_only_the_other_version_watches(each_database, fresh, clock):
+    """Also by a process that has answered no absent ID since the filter of that version was built."""
+    Article.objects.create(pk=1_001, slug="old", deleted=True)
+    with registered(Article, name="thing", lookup="slug") as former:
+        Rebuild(former, sleep=clock.sleep).run()
+        known = state.table.copy
+    with registered(Article, name="thing", lookup="slug", alive=Q(deleted=False)) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+    with registered(Article, name="thing", lookup="slug"):
+        state.table.copy = known  # as the other process has it
+        clock.sleep(10 * LEASE)
+        Article.objects.filter(pk=1_001).update(deleted=False)
+    clock.sleep(LEASE)
+
+    assert GuardState.objects.get(name="thing").status == FENCED
+    assert guard.verdict("old") is Verdict.UNKNOWN
+
+
 @pytest.fixture
 def hidden(each_database):
     """A second column, which a migration has made and filled, to be read instead of `deleted`."""
