@@ -219,9 +219,11 @@ class Source:
         kind = kind_of(self.guard.model._meta.pk)
         if kind == "uuid" and self.connection.vendor == "mysql":
             return  # MariaDB orders them by other bytes than the first
-        if kind == "uuid" and last is not None:
+        if first is None or last is None:
+            return  # no rows; or the table of a copy, which has lost its primary key
+        if kind == "uuid":
             first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
-        elif kind != "integer" or last is None:
+        elif kind != "integer":
             return
         places = min(max(_PLACES, rows // _RUN_ROWS), max(rows, 1))
         width = (last - first) // places + 1

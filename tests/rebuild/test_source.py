@@ -14,6 +14,7 @@ import pytest
 from django.apps import apps
 from django.db import DatabaseError, connections, models
 from django.db.models import Q
+from django.test.utils import isolate_apps
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
@@ -447,6 +448,27 @@ def test_a_dense_range_need_not_be_counted(ids, count, monkeypatch):
     Product.objects.bulk_create(Product(pk=pk) for pk in ids)
 
     assert Source(registry["product"]).summary().count == count
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+@isolate_apps("tests.shop")
+def test_a_copied_table_without_its_primary_key(each_database, fresh, clock):
+    """`CREATE TABLE ... AS SELECT` drops the constraint, so rows may have NULL there; they are found all the same."""
+
+    class Copied(models.Model):
+        slug = models.CharField(max_length=20)
+
+        class Meta:
+            app_label = "shop"
+
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE shop_copied AS SELECT 1 AS id, 'one' AS slug UNION SELECT NULL, 'none'")
+    with registered(Copied, name="copied", lookup="slug") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        assert [guard.verdict(slug) for slug in ("one", "none")] == [Verdict.MAYBE, Verdict.MAYBE]
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("DROP TABLE shop_copied")
 
 
 def test_a_condition_is_always_counted(monkeypatch):
