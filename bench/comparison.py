@@ -189,7 +189,7 @@ def lost(report: Report, ways: Ways, folder: Path) -> None:
 
 
 def main() -> int:
-    from tests.support import database, servers
+    from tests.support import servers
 
     folder = Path(tempfile.mkdtemp(prefix="bloomguard-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -210,8 +210,7 @@ def main() -> int:
     from bloomguard import Guard, register
     from bloomguard.rebuild import Rebuild
 
-    database.current = "postgresql"
-    call_command("migrate", database="postgresql", verbosity=0, run_syncdb=True)
+    call_command("migrate", verbosity=0, run_syncdb=True)
     ways = Ways(folder, url)
 
     @register(ways.group)

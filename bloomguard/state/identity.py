@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from urllib.parse import unquote, urlsplit
 
+from django.db import connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..stores.disk import comparable_boot_id, file_id
@@ -40,3 +42,13 @@ def path_of(name: str) -> str:
     if "mode=memory" in urlsplit(name).query:
         return ""
     return unquote(urlsplit(name).path) if name.startswith("file:") else name
+
+
+def are_one_file(alias: str, other: str) -> bool:
+    """Return whether two aliases certainly lead to one SQLite file."""
+    if not connections[alias].vendor == connections[other].vendor == "sqlite":
+        return False
+    names = [path_of(str(connections[each].settings_dict["NAME"])) for each in (alias, other)]
+    with suppress(OSError, ValueError):  # in memory, or not there yet
+        return os.path.samefile(*names)
+    return False

@@ -20,6 +20,7 @@ from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
 from ..process import own_lock
 from ..state import table as states
+from ..state.row import FENCED, Rows
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import ROW, WRITES, Catalogue
@@ -127,19 +128,30 @@ class DatabaseCache:
     def seem_idle(self, connection: Any) -> bool:
         """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
-            return all(map(fencing.is_idle, self.guards))
+            return self._are_idle_in(states.table.leased_rows())
         return self.are_idle(connection)
 
     def are_idle(self, connection: Any) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
+        table = states.table
         with fencing.writing(self.guards[0], connection.alias):
-            return all(fencing.is_idle(guard, may_read=True) for guard in self.guards)
+            if table.leased_rows() is None:
+                table.renew()
+            return self._are_idle_in(table.leased_rows())
+
+    def _are_idle_in(self, rows: Rows | None) -> bool:
+        if rows is None:
+            return False
+        known = [rows[guard.name] for guard in self.guards if guard.name in rows]
+        return all(row.status != FENCED and not row.generations for row in known)
 
     def follow(self) -> bool:
         """Record the state rows that were read last; return whether the catalogue is still valid.
 
         A build that has begun makes it invalid, so that this process loads what another one defined before the build.
         """
+        if self.copy is states.table.copy:
+            return True
         self.copy = states.table.copy
         rows = [states.table.known(guard.name) for guard in self.guards]
         before, self.generations = self.generations, tuple((row.active, row.building) for row in rows)

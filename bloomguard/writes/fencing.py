@@ -121,16 +121,6 @@ def writing(guard: Guard, using: str, *, sent: bool = False) -> AbstractContextM
     return _NOTHING
 
 
-def is_idle(guard: Guard, *, may_read: bool = False) -> bool:
-    """Whether a valid copy of the state row shows that the guard has no generation.
-
-    ``may_read``: read the row again if the copy is too old.
-    """
-    table = table_of(guard)
-    state = table.renewed(guard.name) if may_read else table.lease(guard.name)
-    return state is not None and state.status != FENCED and not state.generations
-
-
 def has_nothing_to_add_to(guard: Guard) -> bool:
     """Whether a valid copy of the state row shows that no generation takes adds: there is none, or all are fenced."""
     state = table_of(guard).lease(guard.name)

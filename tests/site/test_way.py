@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from itertools import count, repeat
 
+import pytest
+from django.db import connection
+
 from bench.requests import GUARDED, ROUTE, handler, requests
 from bloomguard.guards import short_check, spot_checks
-from tests.shop.models import Product, Short
+from tests.shop.models import Article, Product, Short
+from tests.support.guarding import registered
 from tests.support.ways import way_of
 
 
@@ -42,3 +47,23 @@ def test_an_insert_into_another_table_takes_four_calls(transactional_db, build):
     way = way_of(lambda: Short(slug=str(next(numbers))).save(force_insert=True))
 
     assert [function.rpartition(".")[2] for _, function in way.calls] == ["fetch", "execute_sql", "concerned", "watch"]
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_raw_sql_takes_no_calls_for_each_guard_of_the_site(transactional_db, build, is_built):
+    """A site may have hundreds of guards, nearly all of other tables; with a filter for one, or for none yet."""
+    if is_built:
+        build("product")
+    numbers = count(1)
+
+    def write():
+        with connection.cursor() as cursor:
+            cursor.execute(f"UPDATE shop_short SET slug = 'new' WHERE slug = '{next(numbers)}'")
+
+    few = way_of(write)
+    with ExitStack() as stack:
+        for number in range(50):
+            stack.enter_context(registered(Article, name=f"more-{number}"))
+        many = way_of(write)
+
+    assert 5 < len(few.calls) == len(many.calls), many.calls

@@ -68,8 +68,8 @@ def main() -> None:
     from bench.requests import GUARDED, LOOKUP, ROUTE, fill, handler, requests, set_up
 
     with tempfile.TemporaryDirectory() as name:
-        set_up(Path(name), {})
-        fill("default")
+        set_up(Path(name), {"ENGINE": "django.db.backends.sqlite3", "NAME": f"{name}/db.sqlite3"})
+        fill()
         from tests.shop.models import Product
 
         handle = handler(GUARDED)
