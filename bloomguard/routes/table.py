@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
-from ..process import LogOnce
+from ..process import LogOnce, own_lock
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
 from .openness import allowed_methods, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
@@ -312,8 +313,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
 #: `get_resolver`, a call nearer.
 _resolver: Callable[[Any], URLResolver] = getattr(resolvers, "_get_cached_resolver", get_resolver)
 
-#: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds.
-_building, _PATIENCE = threading.RLock(), 10.0
+#: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds. A forked
+#: child has its own: the thread that holds its parent's is not there.
+_building, _PATIENCE = own_lock(sys.modules[__name__], "_building", threading.RLock), 10.0
 
 
 def table_for(urlconf: Any = None) -> RouteTable:
@@ -325,7 +327,8 @@ def table_for(urlconf: Any = None) -> RouteTable:
     if table is not None and plans is registry.plans:
         registry.replan()  # the URLs were reloaded: `clear_url_caches` sends no signal
     root = root_urlconf() if urlconf is None else urlconf
-    is_locked = _building.acquire(timeout=_PATIENCE)  # after a fork, the thread that held it may be gone
+    lock = _building
+    is_locked = lock.acquire(timeout=_PATIENCE)
     try:
         routes = registry.plans.routes
         table = routes.get(root) or routes.setdefault(root, RouteTable(root))
@@ -333,4 +336,4 @@ def table_for(urlconf: Any = None) -> RouteTable:
         return table
     finally:
         if is_locked:
-            _building.release()
+            lock.release()

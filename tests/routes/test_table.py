@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import threading
 from urllib.parse import quote
 
 import pytest
@@ -15,6 +17,7 @@ from django.utils.functional import lazystr
 
 from bloomguard.guards import registry
 from bloomguard.guards.runtime import GuardRuntime
+from bloomguard.routes import table as tables
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
@@ -514,3 +517,33 @@ def test_the_shops_own_routes_all_guard():
     assert set(found) == {name for guard in registry for name in guard.routes if guard.model._meta.app_label == "shop"}
     assert found["product"] == "/products/"
     assert found["api:product"] == "/api/v1/products/"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
+@pytest.mark.filterwarnings("ignore:This process")
+def test_a_child_waits_for_no_thread_of_its_parent(fresh):
+    """A thread of the parent looks through the URLs: in the child its lock is held, and nobody releases it."""
+    registry.replan()
+    held, done = threading.Event(), threading.Event()
+
+    def build():
+        with tables._building:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=build)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            is_free = tables._building.acquire(blocking=False)
+            code = 0 if is_free and table_for() is table_for() else 2
+        finally:
+            os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    done.set()
+    thread.join()
+
+    assert os.waitstatus_to_exitcode(status) == 0
