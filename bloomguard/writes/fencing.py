@@ -250,7 +250,7 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
             if needs_no_add(guard, using):
                 state = table.lease(guard.name)
                 return state is None or bool(state.generations)
-            if table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+            if must_fence_within(table, guard.name, using):
                 _fence_within(table, guard.name, using, reason)
             else:
                 table.fence(guard.name, reason)
@@ -263,6 +263,11 @@ def fence(guard: Guard, using: str, reason: str) -> bool:
             "is refused, as a request for the row might be answered 404. Write again when the state rows can be changed"
         ) from error
     return True
+
+
+def must_fence_within(table: StateTable, name: str, using: str) -> bool:
+    """Whether the fence has to be a statement of the writer's own transaction."""
+    return table.is_read_otherwise or locks_out(table, using) or holds_row(table, name, using)
 
 
 def why_failed(error: Exception) -> str:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from django.db import Error, connections
+from django.db import DatabaseError, Error, connections
 
 from ..guards import Guard, registry
 from ..process import LogOnce
@@ -294,15 +294,32 @@ def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, 
 
 def _fence(written: dict[Guard, Cause], connection: Any) -> None:
     site = _site() if written else ""
+    due: dict[Guard, str] = {}
     for guard, cause in written.items():
         reason = _reason(cause, site)
         # The caller knows the rows of the statement itself, and no others.
         is_known = cause.table and not cause.is_active
-        if is_known and adding.is_left_to_block(guard, connection.alias, reason):
-            continue
+        if not (is_known and adding.is_left_to_block(guard, connection.alias, reason)):
+            due[guard] = reason
+    if len(due) > 1:
+        _fence_ahead(due, connection)
+    for guard, reason in due.items():
         if fencing.fence(guard, connection.alias, reason):
-            _warn(cause, site)
+            _warn(written[guard], site)
         fencing.hold(guard, connection, reason)
+
+
+def _fence_ahead(due: dict[Guard, str], connection: Any) -> None:
+    """Set the fences of several guards, so that :func:`fencing.fence` waits once for all of them."""
+    table, using = states.table, connection.alias
+    if fencing.locks_out(table, using):
+        return  # each is a statement of this transaction, and they wait together after its COMMIT
+    with suppress(DatabaseError):  # `fencing.fence` meets the same error, and refuses the write
+        for guard, reason in due.items():
+            state = table.renewed(guard.name)
+            if state is not None and state.takes_adds and not fencing.must_fence_within(table, guard.name, using):
+                table.fence(guard.name, reason)
+        table.renew(after=table.clock())
 
 
 def _hold(written: dict[Guard, Cause], connection: Any) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 import sqlite3
 import threading
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 from django.db import IntegrityError, InternalError, ProgrammingError, connections, models, transaction
@@ -25,7 +25,7 @@ from bloomguard.writes.sql import reader
 from tests.shop.models import Article, Bundle, Order, Product
 from tests.support import database
 from tests.support.guarding import registered
-from tests.support.orm_writes import atomic, sent, without_autocommit
+from tests.support.orm_writes import atomic, autocommit, sent, without_autocommit
 
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 
@@ -109,6 +109,21 @@ def test_a_fenced_guard_costs_no_second_wait(built, clock):
         execute(INSERT, [number, "x"])
 
     assert clock.now == again
+
+
+@pytest.mark.parametrize("block", [atomic, autocommit])
+def test_several_guards_wait_together(each_database, fresh, build, clock, block):
+    """A statement that may have written any table would wait for minutes on a site of a hundred guards."""
+    with ExitStack() as stack:
+        for number in range(5):
+            stack.enter_context(registered(Product, name=f"guard-{number}"))
+            build(f"guard-{number}")
+        began = clock.now
+        with block():
+            execute(INSERT, [7, "x"])
+
+        assert [status(f"guard-{number}") for number in range(5)] == [FENCED] * 5
+    assert 2 * state.LEASE_SECONDS <= clock.now - began < 3 * state.LEASE_SECONDS
 
 
 def test_nobody_sees_the_row_before_the_fence(seen_at_the_fence):
