@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
 from django.db import connections, models, router
 from django.db.models import Model
@@ -152,17 +153,8 @@ class GuardMeta:
         alive, columns = self.alive_fields, set[str]()
         for field in watched_fields(self._guard):
             column = f"{field.model._meta.db_table}.{field.column}"
-            columns.add(f"{field.name}={column}:{self._class_of(field)}" if field.name in alive else column)
+            columns.add(f"{field.name}={column}:{_class_of(field)}" if field.name in alive else column)
         return f"|watched={','.join(sorted(columns))}"
-
-    def _class_of(self, field: Any) -> str:
-        """Return, as text, what decides to which value a constant in ``alive`` is converted for the database."""
-        found = value_field(field).get_internal_type()
-        if found == "DateTimeField":
-            connection = connections[self.database]
-            if not connection.features.supports_timezones:  # SQLite, MySQL and MariaDB store no zone
-                return f"{found}@{connection.timezone_name}"
-        return found
 
     @property
     def definition_hash(self) -> str:
@@ -236,3 +228,18 @@ class GuardMeta:
         if isinstance(value, Mapping):
             return {field.attname: value[field.name] for field in self.fields}
         return dict(zip(self.attnames, value, strict=True))
+
+
+def _class_of(field: Any) -> str:
+    """Return, as text, what decides to which value a constant in ``alive`` is converted for the database.
+
+    Most databases store no zone with a time. Nor does the constant have one without ``USE_TZ``.
+    """
+    found = value_field(field).get_internal_type()
+    if found != "DateTimeField":
+        return found
+    if not settings.USE_TZ:
+        return f"{found}@{settings.TIME_ZONE}"
+    # Of all databases: a router, asked for the guard's own in the middle of a request, might take that for a write.
+    zones = {connections.settings[alias].get("TIME_ZONE") or "UTC" for alias in connections}
+    return f"{found}@{','.join(sorted(zones))}"

@@ -134,6 +134,7 @@ LIMITS = {
     ],
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
+    "another thread that looks through the URLs, once for each URLconf": [("routes/table.py", "_PATIENCE")],
     "the file store's lock, in this process and in others": [("stores/disk.py", "LOCK_SECONDS")],
     "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
     "another thread that reads the catalogue of triggers and functions": [("writes/consequences.py", "LOAD_PATIENCE")],

@@ -230,8 +230,9 @@ def test_a_column_of_alive_of_another_type(fresh):
 
 
 @isolate_apps("tests.shop")
-def test_a_database_whose_times_are_read_in_another_zone(each_database, fresh, monkeypatch):
-    """Where a column has no zone, the setting TIME_ZONE of the database decides which rows a moment is before."""
+@pytest.mark.parametrize("use_tz", [False, True])
+def test_times_that_are_read_in_another_zone(fresh, monkeypatch, settings, use_tz):
+    """It decides which rows a moment in `alive` is before."""
 
     class Event(models.Model):
         at = models.DateTimeField()
@@ -239,13 +240,15 @@ def test_a_database_whose_times_are_read_in_another_zone(each_database, fresh, m
         class Meta:
             app_label = "shop"
 
-    connection = connections[database.current]
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "Europe/Berlin"
     with registered(Event, name="thing", alive=Q(at__gte="2024-01-01T00:00Z")) as guard:
-        before = guard._meta.definition_hash
-        monkeypatch.setattr(connection, "timezone_name", "America/New_York")
-        after = guard._meta.definition_hash
+        first = guard._meta.definition_hash
+        monkeypatch.setitem(connections.settings["default"], "TIME_ZONE", "America/New_York")
+        second = guard._meta.definition_hash
+        settings.TIME_ZONE = "America/New_York"
+        third = guard._meta.definition_hash
 
-    assert (before == after) is connection.features.supports_timezones
+    assert (first == second, second == third) == (not use_tz, use_tz)
 
 
 def test_a_column_in_another_parents_table(each_database, fresh, monkeypatch):
