@@ -310,16 +310,22 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
 
 
 def _fence_ahead(due: dict[Guard, str], connection: Any) -> None:
-    """Set the fences of several guards, so that :func:`fencing.fence` waits once for all of them."""
-    table, using = states.table, connection.alias
-    if fencing.locks_out(table, using):
-        return  # each is a statement of this transaction, and they wait together after its COMMIT
+    """Set the fences of several guards, so that :func:`fencing.fence` waits once for all of them.
+
+    Not those that are statements of this transaction: they wait together after its COMMIT.
+    """
+    tables = set()
     with suppress(DatabaseError):  # `fencing.fence` meets the same error, and refuses the write
         for guard, reason in due.items():
-            state = table.renewed(guard.name)
-            if state is not None and state.takes_adds and not fencing.must_fence_within(table, guard.name, using):
-                table.fence(guard.name, reason)
-        table.renew(after=table.clock())
+            table = fencing.table_of(guard)
+            with fencing.writing(guard, connection.alias, sent=True):
+                state = table.renewed(guard.name)
+                is_due = state is not None and state.takes_adds
+                if is_due and not fencing.must_fence_within(table, guard.name, connection.alias):
+                    table.fence(guard.name, reason)
+                    tables.add(table)
+        for table in tables:
+            table.renew(after=table.clock())
 
 
 def _hold(written: dict[Guard, Cause], connection: Any) -> None:
