@@ -80,6 +80,8 @@ def reader(world: World, process: Process) -> None:
             for _ in range(rng.choice([1, 2])):
                 world.ask(process, key)
         keys = list(rows)
+        if not keys:
+            continue  # a dump from before the first row was restored
         if world.ask(process, keys[-1 - min(len(keys) - 1, int(rng.expovariate(0.5)))]) is not MAYBE:
             world.scheduler.sleep(rng.randrange(16) * TICK)  # out of service: nothing to see until that changes
 
