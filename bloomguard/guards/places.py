@@ -85,8 +85,7 @@ def in_a_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]
 
 #: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
 Tables = Mapping[str, int]
-
-
+#: In place of a copy that was not read yet.
 _NO_COPY: tuple[float, dict[str, Tables], str] = float("-inf"), {}, ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import quote
 
 import pytest
@@ -524,26 +524,18 @@ def test_the_shops_own_routes_all_guard():
 def test_a_child_waits_for_no_thread_of_its_parent(fresh):
     """A thread of the parent looks through the URLs: in the child its lock is held, and nobody releases it."""
     registry.replan()
-    held, done = threading.Event(), threading.Event()
-
-    def build():
-        with tables._building:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=build)
-    thread.start()
-    held.wait()
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            is_free = tables._building.acquire(blocking=False)
-            code = 0 if is_free and table_for() is table_for() else 2
-        finally:
-            os._exit(code)
-    status = os.waitpid(child, 0)[1]
-    done.set()
-    thread.join()
+    lock = tables._building
+    with ThreadPoolExecutor(1) as builder:
+        builder.submit(lock.acquire).result()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                is_free = tables._building.acquire(blocking=False)
+                code = 0 if is_free and table_for() is table_for() else 2
+            finally:
+                os._exit(code)
+        status = os.waitpid(child, 0)[1]
+        builder.submit(lock.release).result()
 
     assert os.waitstatus_to_exitcode(status) == 0

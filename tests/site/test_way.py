@@ -58,7 +58,7 @@ def test_raw_sql_takes_no_calls_for_each_guard_of_the_site(transactional_db, bui
 
     def write():
         with connection.cursor() as cursor:
-            cursor.execute(f"UPDATE shop_short SET slug = 'new' WHERE slug = '{next(numbers)}'")
+            cursor.execute(f"UPDATE shop_product SET name = 'new' WHERE name = '{next(numbers)}'")
 
     few = way_of(write)
     with ExitStack() as stack:

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
@@ -178,22 +179,13 @@ def test_nobody_waits_for_ever_for_another_threads_statement(kept, monkeypatch):
     """Who is kept from the connection for too long gets an error, and a write that needs it is refused."""
     monkeypatch.setattr(connection_module, "READ_SECONDS", 0.05)
     monkeypatch.setattr(connection_module, "CONNECT_SECONDS", 0)
-    held, free = threading.Event(), threading.Event()
+    with ThreadPoolExecutor(1) as other:
+        other.submit(kept._lock.acquire).result()
 
-    def hold():
-        with kept._lock:
-            held.set()
-            free.wait()
+        with pytest.raises(OperationalError, match="another thread"):
+            kept.execute("SELECT 1")
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    held.wait()
-
-    with pytest.raises(OperationalError, match="another thread"):
-        kept.execute("SELECT 1")
-
-    free.set()
-    thread.join()
+        other.submit(kept._lock.release).result()
 
 
 def test_what_a_writer_reads_is_its_own(each_database):
