@@ -52,7 +52,7 @@ class BloomGuardConfig(AppConfig):
         from .state.table import table
         from .writes import early
 
-        table.connection.adopt_databases()
+        table.connection.alias  # noqa: B018  # asks the routers before any request
         strayed.adopt_databases()
         registry.discover = None
         autodiscover_modules("guards")

@@ -1,9 +1,10 @@
-"""What each process has for itself: its clock, objects that a fork resets, and errors that are logged once."""
+"""What each process has for itself: its clock, what a fork resets, errors that are logged once; is it a test run?"""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -66,6 +67,12 @@ def _run() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_run)
+
+
+def is_test_run() -> bool:
+    """Return whether Django's test environment is set up: a test run replaces the databases, and drops them later."""
+    tests = sys.modules.get("django.test.utils")  # not imported here: a site does not need it
+    return tests is not None and hasattr(tests._TestState, "saved_data")
 
 
 class LogOnce:

@@ -41,6 +41,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # The tests' router names another database in each test, so it is asked each time.
     StateConnection.asked_once = StateConnection.alias  # type: ignore[attr-defined]
     StateConnection.alias = property(lambda self: router.db_for_write(GuardState))  # type: ignore[assignment]
+    # The connection to the state rows stays open, as on a site.
+    StateConnection.in_test_run = StateConnection.is_temporary  # type: ignore[attr-defined]
+    StateConnection.is_temporary = False  # type: ignore[assignment]
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes would compile all sources, each again
     config.pluginmanager.register(Watch(config, servers.stop_all), "bloomguard-processes")
 
@@ -135,8 +138,6 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> Iterator[N
     post_migrate.disconnect(create_contenttypes)
     post_migrate.disconnect(dispatch_uid="django.contrib.auth.management.create_permissions")
     flush.replace_djangos()
-    state.table.connection._names = None
-    state.table.connection.adopt_databases()  # the connection to the state rows stays open, as on a site
     yield
     flush.flush.close()
     for connection in connections.all():

@@ -7,14 +7,13 @@ the settings name when Django starts; what the name means on a server, the state
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
 from django.db import connections
 
-from ..process import LogOnce
+from ..process import LogOnce, is_test_run
 
 _NAMES = "NAME", "HOST", "PORT"
 #: What names a database in its settings. Raises :class:`KeyError` if a project has added an alias without some.
@@ -62,7 +61,7 @@ class Strayed:
         first = self.databases.setdefault(alias, here)
         if first is None or here == first:
             return False
-        if _is_test_run():  # which replaces the databases, and builds its filters later
+        if is_test_run():  # which replaces the databases, and builds its filters later
             self.databases[alias] = here
             return False
         self._log.warning(
@@ -71,11 +70,6 @@ class Strayed:
             alias,
         )
         return True
-
-
-def _is_test_run() -> bool:
-    tests = sys.modules.get("django.test.utils")  # not imported here: a site does not need it
-    return tests is not None and hasattr(tests._TestState, "saved_data")
 
 
 strayed = Strayed()

@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, Operation
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import GuardState
-from ..process import after_fork, notice_fork
+from ..process import after_fork, is_test_run, notice_fork
 from .identity import NUMBER, SERVER, file_of, identity_of_file
 from .pools import connect, leave_pool
 
@@ -91,7 +91,6 @@ class StateConnection:
         self._lock = threading.RLock()
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
-        self._names: dict[str, Any] | None = None
         #: The project's routers, and what they said.
         self._named: tuple[Any, str] = None, ""
         after_fork(self._after_fork)
@@ -126,23 +125,10 @@ class StateConnection:
         except Exception as error:
             raise OperationalError(f"a router does not name the database of the state rows: {error!r}") from error
 
-    def adopt_databases(self) -> None:
-        """Remember which databases the settings name when Django starts: those of the site.
-
-        Only the first call counts: a test that overrides ``INSTALLED_APPS`` calls ``ready()`` again.
-        """
-        if self._names is None:
-            self.alias  # noqa: B018  # asks the routers before any request
-            self._names = {alias: connections.settings[alias]["NAME"] for alias in connections}
-
     @property
     def is_temporary(self) -> bool:
-        """Whether the alias has had another database since :meth:`adopt_databases`, as in a test run.
-
-        Such a database may be dropped while this process runs, and its requests are not those of the site.
-        """
-        alias, names = self.alias, self._names
-        return names is not None and bool(connections[alias].settings_dict["NAME"] != names.get(alias))
+        """Whether the database may be dropped while this process runs, and its requests are not those of the site."""
+        return is_test_run()
 
     def execute(self, sql: str, parameters: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], int]:
         """Execute and commit one statement; return its rows and its row count.
@@ -205,7 +191,7 @@ class StateConnection:
         configured = connections[self.alias].settings_dict
         current = self._connection
         if current is not None and (
-            current.settings_dict["NAME"] != configured["NAME"]
+            any(current.settings_dict.get(name) != configured.get(name) for name in ("NAME", "HOST", "PORT"))
             or self.clock() - self._used_at > IDLE_SECONDS
             or self._file != file_of(current)
         ):

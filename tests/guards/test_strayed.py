@@ -21,7 +21,7 @@ def site(each_database, shop, monkeypatch):
     """The connection of a process that is no test run, with product 7 and a filter."""
     connection = connections[database.current]
     connection.ensure_connection()
-    monkeypatch.setattr(strayed, "_is_test_run", lambda: False)
+    monkeypatch.setattr(strayed, "is_test_run", lambda: False)
     assert registry["product"].verdict(8) is Verdict.ABSENT
     return connection
 
@@ -64,7 +64,7 @@ def test_an_alias_that_is_added_later_has_the_database_that_it_names_first(site,
 
 def test_a_test_run_may_replace_the_databases(site, monkeypatch):
     """Django's test runner does so after the start."""
-    monkeypatch.setattr(strayed, "_is_test_run", lambda: True)
+    monkeypatch.setattr(strayed, "is_test_run", lambda: True)
     monkeypatch.setitem(site.settings_dict, "NAME", "test_another")
 
     assert site.alias not in strayed.strayed

@@ -14,7 +14,6 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state import table as states
-from bloomguard.state.connection import StateConnection
 from tests.shop.models import Place, Product, Short
 from tests.support import database, servers
 from tests.support.guarding import registered
@@ -54,15 +53,16 @@ def use(settings: dict[str, str]) -> Iterator[None]:
 
 @pytest.fixture
 def led_away(primary, replica, fresh, clock, monkeypatch) -> Iterator[Callable[[float], None]]:
-    """A ``sleep`` of rebuilds, after which the project's connection leads to the replica."""
+    """A ``sleep`` of rebuilds, after which a pooler leads the project's connection to the replica."""
     monkeypatch.setattr(database, "current", "postgresql")
-    monkeypatch.setattr(StateConnection, "is_temporary", False)
     connection = connections["postgresql"]
+    given = connection.get_connection_params
 
     def sleep(seconds: float) -> None:
         clock.sleep(seconds)
         connection.close()
-        connection.settings_dict.update(replica)
+        found = {name.lower(): replica[name] for name in ("HOST", "PORT")}
+        monkeypatch.setattr(connection, "get_connection_params", lambda: given() | found)
 
     with use(primary.settings):
         yield sleep

@@ -16,7 +16,6 @@ from bloomguard import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
-from bloomguard.state.connection import StateConnection
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Place, Product
 from tests.support import database, servers
@@ -36,7 +35,6 @@ def origin(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Iterator[dict[str, A
     """The settings of the tests' PostgreSQL, before a test changes them; bloomguard's connection stays open."""
     connection = connections["postgresql"]
     monkeypatch.setattr(database, "current", "postgresql")
-    monkeypatch.setattr(StateConnection, "is_temporary", False)
     let_go()
     before = dict(connection.settings_dict)
     yield before

@@ -75,14 +75,11 @@ def test_an_interface_error_is_a_database_error(kept, each_database, monkeypatch
 
 
 def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
-    """A database that took the site's place, as in a test run, has no connection left after a statement."""
-    kept.adopt_databases()
+    """A database of a test run has no connection left after a statement."""
     kept.execute("SELECT 1")
     assert kept._connection is not None
-    another = {"sqlite": ":memory:", "postgresql": "postgres", "mariadb": "mysql"}[each_database]
-    monkeypatch.setitem(connections[kept.alias].settings_dict, "NAME", another)
+    monkeypatch.setattr(StateConnection, "is_temporary", StateConnection.in_test_run)
 
-    kept.adopt_databases()  # as `ready()` does again for a test that overrides INSTALLED_APPS
     assert kept.execute("SELECT 1") == ([(1,)], -1 if each_database == "sqlite" else 1)
     assert kept._connection is None
 

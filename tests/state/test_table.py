@@ -528,13 +528,14 @@ def test_a_bad_statement_on_a_kept_connection_is_an_error(table, monkeypatch):
     table.connection.close()
 
 
-def test_another_database_behind_the_alias_is_another_connection(table, monkeypatch, each_database):
-    """When the alias comes to mean another database (a test runner's), the connection follows."""
+@pytest.mark.parametrize("name", ["NAME", "HOST", "PORT"])
+def test_another_database_behind_the_alias_is_another_connection(table, name):
+    """When the alias comes to mean another database, on the same server or another, the connection follows."""
     connection = table.connection
     connection.is_temporary = False
     connection.execute("SELECT 1")
     first = connection._connection
-    first.settings_dict["NAME"] = "another"
+    first.settings_dict[name] = "another"
 
     connection.execute("SELECT 1")
 
