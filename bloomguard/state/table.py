@@ -42,7 +42,7 @@ class StateTable:
         self.connection = connection or StateConnection()
         self.clock = clock
         self.sleep: Callable[[float], None] = pause
-        #: The last copy. Replaced as a whole.
+        #: The last copy. Replaced as a whole, by a later one or by :data:`NEVER`.
         self.copy = NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
         self.overdue: dict[str, str] = {}
@@ -52,6 +52,7 @@ class StateTable:
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = own_lock(self, "_lock", threading.RLock)
+        self._keeping = own_lock(self, "_keeping", threading.RLock)
         self._within = Within()
 
     def lease(self, name: str) -> State | None:
@@ -151,7 +152,9 @@ class StateTable:
 
     def _keep(self, copy: Copy) -> None:
         self._note_fences(copy)
-        self.copy = copy
+        with self._keeping:  # a thread whose read began first may come here last; what is known must not get older
+            if copy.read_at >= self.copy.read_at:
+                self.copy = copy
         if self.overdue:  # read after the assignment: `fence_soon`, in another thread, adds to it, then drops the copy
             self.copy = Copy(*NEVER)
 

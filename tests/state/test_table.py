@@ -202,6 +202,25 @@ def test_a_copy_that_is_new_enough_is_not_read_again(table):
     assert len(table.connection.statements) == 2
 
 
+def test_an_older_copy_does_not_replace_a_later_one(table):
+    """A thread that has just renewed the copy works by it, though another one is still busy with an earlier read."""
+    execute = table.connection.execute
+
+    def slow(sql, parameters=()):
+        found = execute(sql, parameters)
+        table.connection.execute = execute
+        another(table).swap(State("city"), building="a")
+        table.clock.now += 0.5
+        assert table.renew(after=table.clock.now - 0.1)
+        return found
+
+    table.connection.execute = slow
+    assert table.current("city").building == ""
+
+    assert table.copy.read_at == table.clock.now
+    assert table.lease("city").building == "a"
+
+
 def test_a_row_is_seen_whole(table):
     """Everything that the lease promises comes from one statement: no row is half old and half new."""
     written = another(table).swap(State("city"), identity="here", active="a", standby="b", building="c", builder="d/1")
