@@ -21,7 +21,6 @@ from django.utils.text import Truncator
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
-from ..models import GuardState
 from ..state.row import ARMED, FENCED, State
 from ..stores import Generation, Store, stores
 from . import standby
@@ -48,12 +47,11 @@ class FilterCopy(Rebuild):
     def _summary(self) -> KeysSummary:
         """Open the original; return the number of rows at its build."""
         name, alias = self.guard.name, self.origin.alias
-        state = self.table.current(name)
+        state, row = self.table.current(name), self.table.row(name)
         if self.origin.identity == self.store.identity:
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r} to the same store")
-        if not state.active:
+        if row is None or not state.active:
             raise RebuildError(f"{name}: there is no filter to copy; run rebuild_filter without --from-store")
-        row = GuardState.objects.using(self.table.connection.alias).get(name=name)
         if state.status != ARMED:
             raise RebuildError(
                 f"{name}: its filter may lack rows ({row.reason}), and a copy would too; run rebuild_filter without "

@@ -18,7 +18,6 @@ from django.db import OperationalError, connections, transaction
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
-from ..models import GuardState
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun
@@ -59,8 +58,8 @@ def is_alive(table: StateTable, seen: State) -> bool:
 
 
 def _silence(table: StateTable, seen: State) -> timedelta:
-    row = GuardState.objects.using(table.connection.alias).get(name=seen.name)
-    return timezone.now() - (row.builder_seen_at or timezone.now())
+    row, now = table.row(seen.name), timezone.now()
+    return now - (row.builder_seen_at or now) if row is not None else timedelta()
 
 
 def _runs(pid: int) -> bool:

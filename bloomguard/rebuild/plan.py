@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, connections, router
+from django.db import DEFAULT_DB_ALIAS, Error, connections, router
 from django.utils import timezone
 
 from ..exceptions import BloomGuardError, RebuildError, StoreError
@@ -37,7 +37,7 @@ _GROWTH_BASE = timedelta(days=1)
 
 
 #: What the rebuild of one guard may raise; those of other guards go on.
-EXPECTED = (BloomGuardError, FilterError, DatabaseError)
+EXPECTED = (BloomGuardError, FilterError, Error)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def failure(guard: Guard, error: Exception) -> RebuildError:
     """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
     if isinstance(error, RebuildError):
         return error
-    why = _missing_table(guard) if isinstance(error, DatabaseError) else ""
+    why = _missing_table(guard) if isinstance(error, Error) else ""
     failed = RebuildError(f"{guard.name}: {why or str(error).removeprefix(f'{guard.name}: ')}")
     failed.__cause__ = error
     return failed
@@ -93,7 +93,7 @@ def _missing_table(guard: Guard) -> str:
     meta = guard.model._meta
     if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema
         return ""
-    with suppress(DatabaseError):
+    with suppress(Error):
         alias = router.db_for_write(guard.model)
         names = map(str.casefold, connections[alias].introspection.table_names())
         if meta.db_table.casefold() not in names:
@@ -204,10 +204,10 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if unread := sources.split(generation)[1]:
         reasons.append(f"it was built without {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
     keys, rows = generation.approximate_size(), summary.count
-    if _stale(keys, rows) > STALE:
+    if stale_share(keys, rows) > STALE:
         rows = sources.count()  # the number in the summary may be an estimate
-    if _stale(keys, rows) > STALE:
-        reasons.append(f"{_stale(keys, rows):.0%} of its keys belong to rows that are gone")
+    if stale_share(keys, rows) > STALE:
+        reasons.append(f"{stale_share(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.
     if max(keys, rows) > FULL * layout.capacity and plan_layout(guard, summary).capacity > layout.capacity:
         reasons.append(f"it has or needs {max(keys, rows):,} keys, and its capacity is {layout.capacity:,}")
@@ -217,7 +217,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         rows=rows,
         keys=keys,
         capacity=layout.capacity,
-        stale_share=round(_stale(keys, rows), 4),
+        stale_share=round(stale_share(keys, rows), 4),
         age_seconds=age,
     )
 
@@ -242,7 +242,8 @@ def open_active(guard: Guard, state: State, *, name: str = "", store: Store | No
     return store.open(guard.name, name, active.find_key_hash, state.identity)
 
 
-def _stale(keys: int, rows: int) -> float:
+def stale_share(keys: int, rows: int) -> float:
+    """Return the share of the keys that no row has; both numbers include the marks of scopes, and are approximate."""
     return max(keys - rows, 0) / keys if keys else 0.0
 
 

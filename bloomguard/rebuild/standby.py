@@ -28,7 +28,7 @@ from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
 from .locks import is_alive
-from .plan import open_active
+from .plan import EXPECTED, failure, open_active
 from .sources import Sources
 
 logger = logging.getLogger("bloomguard")
@@ -157,8 +157,8 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
     for guard in guards:
         try:
             outcomes.append(roll_back(guard))
-        except RebuildError as error:
-            outcomes.append(error)
+        except EXPECTED as error:
+            outcomes.append(failure(guard, error))
     rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
     _after_all_know([partial(retire, guard, state) for guard, state in rolled_back], sleep)
     return outcomes

@@ -32,7 +32,7 @@ from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .plan import open_active
+from .plan import open_active, stale_share
 from .source import KeyPage, Source
 from .sources import Sources
 
@@ -126,7 +126,6 @@ class Verification:
                 rows, missing = self._scan(source, generation, total, rows, missing)
         if rows < total and missing < MOST_MISSING:
             self._progress(rows, rows)  # there were fewer than expected
-        keys = generation.approximate_size() - marks
         alive = rows if self.sample is None and missing < MOST_MISSING else expected
         return Findings(
             guard=self.guard.name,
@@ -136,7 +135,7 @@ class Verification:
             unread_scopes=tuple(unread),
             error_rate=generation.layout.error_rate,
             error_rate_measured=generation.measure_error_rate(),
-            stale_share=max(0.0, 1 - alive / keys) if keys else 0.0,
+            stale_share=stale_share(generation.approximate_size(), alive + marks),
             seconds=time.monotonic() - began,
         )
 

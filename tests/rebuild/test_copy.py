@@ -15,6 +15,7 @@ from django.db import connections, transaction
 from bloomguard.exceptions import RebuildError, StoreError
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
+from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild.copy import FilterCopy
 from bloomguard.rebuild.plan import assess
@@ -335,6 +336,23 @@ def test_only_what_the_row_proves_complete_is_copied(shop, move, clock, befall, 
         return
     with pytest.raises(RebuildError, match=says):
         copy("product", "files", clock).run()
+
+
+def test_a_row_that_is_deleted_meanwhile_names_no_filter_to_copy(shop, move, clock, monkeypatch):
+    """As one that was deleted before."""
+    shop("files")
+    move("shared")
+    current = state.table.current
+
+    def overtaken(name):
+        seen = current(name)
+        GuardState.objects.all()._raw_delete("default")
+        return seen
+
+    monkeypatch.setattr(state.table, "current", overtaken)
+
+    with pytest.raises(RebuildError, match="there is no filter to copy"):
+        copy("product", "files", clock).plan()
 
 
 def test_a_kind_whose_bits_cannot_be_joined_is_refused(shop, move, clock, monkeypatch):

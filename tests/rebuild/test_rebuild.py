@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 from django.utils import timezone
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
@@ -587,8 +587,10 @@ def test_what_cannot_be_withdrawn_is_said(built, clock, monkeypatch, caplog):
     monkeypatch.undo()
 
 
-def test_one_that_fails_stops_no_other(fresh, clock, monkeypatch):
-    """Several guards are built with one wait, and each has its own outcome."""
+@pytest.mark.parametrize("error", [StoreError("no room"), InterfaceError("no room")])
+def test_one_that_fails_stops_no_other(fresh, clock, monkeypatch, error):
+    """Several guards are built with one wait, and each has its own outcome. An ``InterfaceError`` is no
+    ``DatabaseError``: psycopg2 raises it by a connection that the server has closed."""
     Order.objects.create()
     slept = []
     rebuilds = [Rebuild(registry[name]) for name in ("product", "order", "place")]
@@ -597,7 +599,7 @@ def test_one_that_fails_stops_no_other(fresh, clock, monkeypatch):
 
     def refused(self):
         if self is rebuilds[0]:
-            raise StoreError("no room")
+            raise error
         announce(self)
 
     monkeypatch.setattr(Rebuild, "announce", refused)
@@ -645,6 +647,15 @@ def test_a_builder_that_is_alive_is_left_alone(builder, silent, alive, built, cl
         rebuilder.run()
         assert row().building == ""
     assert serves(clock)
+
+
+def test_a_builder_whose_row_was_just_deleted_is_asked_to_try_again(built):
+    """It may be alive; nothing else is known of it any more."""
+    seen = announced_by("elsewhere/1")
+    GuardState.objects.all()._raw_delete("default")
+
+    with pytest.raises(BuilderBusy, match="last heartbeat 0 s ago; run it again later"):
+        locks.refuse_if_alive(states.table, seen)
 
 
 def test_a_process_of_another_user_is_alive(monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from bloomguard.exceptions import RebuildError
@@ -241,6 +241,25 @@ def test_of_two_who_change_the_row_one_rolls_back(kept, clock, monkeypatch):
 
     assert "at the same moment, so nothing was done" in str(outcome)
     assert row().active == kept[0]
+
+
+def test_a_roll_back_that_the_database_refuses_stops_no_other(kept, clock, monkeypatch):
+    """Of the others the replaced generation is dropped too, and each has its own outcome."""
+    current = states.table.current
+
+    def refused(name):
+        if name == "order":
+            raise OperationalError("the database is gone")
+        return current(name)
+
+    monkeypatch.setattr(states.table, "current", refused)
+
+    done, failed = roll_back_all([registry["product"], registry["order"]], clock.sleep)
+
+    assert isinstance(failed, RebuildError)
+    assert str(failed) == "order: the database is gone"
+    assert done.active == kept[1]
+    assert lying() == {kept[1]}
 
 
 @pytest.mark.parametrize("over", [True, False])

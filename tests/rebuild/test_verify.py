@@ -14,8 +14,10 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, verify
 from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.plan import open_active
 from bloomguard.rebuild.source import Source
-from bloomguard.rebuild.verify import PublishCheck
+from bloomguard.rebuild.sources import Sources
+from bloomguard.rebuild.verify import PublishCheck, Verification
 from bloomguard.state import table as states
 from bloomguard.stores import Generation, stores
 from tests.shop.guards import ProductGuard
@@ -50,6 +52,17 @@ def test_rows_are_read_again_and_told(clock):
 def test_an_empty_table_has_nothing_to_verify(clock):
     """No rows: no complaint."""
     assert rebuild("product", clock).rows_verified == 0
+
+
+def test_the_marks_of_scopes_are_no_stale_keys(clock, monkeypatch):
+    """A filter's size is an estimate: of few rows and many marks it may be smaller than the number of the marks."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 4))
+    guard = registry["product"]
+    rebuild("product", clock)
+    monkeypatch.setattr(Sources, "marks", lambda self: [b"mark"] * 128)
+    monkeypatch.setattr(type(open_active(guard, states.table.current("product"))), "approximate_size", lambda self: 127)
+
+    assert Verification(guard).run().stale_share == 0.0
 
 
 def test_a_row_that_came_behind_the_scan_unseen_stops_the_build(clock, monkeypatch):
