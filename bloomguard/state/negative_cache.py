@@ -132,12 +132,11 @@ class NegativeCache:
 
     def _keep(self, entry: tuple[str, bytes], mark: int | None) -> None:
         now = self._table.clock()
+        gone = [self._kept.pop(entry, _NEVER)]
         self._kept[entry] = now + SECONDS, mark
-        self._kept.move_to_end(entry)
         while len(self._kept) > MOST_KEYS or next(iter(self._kept.values()))[0] <= now:
-            _, (_, oldest) = self._kept.popitem(last=False)
-            if oldest is not None:
-                self.marks.discard(oldest)
+            gone.append(self._kept.popitem(last=False)[1])
+        self.marks.difference_update(mark for _, mark in gone)
 
     def _sees_published(self, using: str, name: str, rows: tuple[str, Any] | None) -> bool:
         """Return whether ``using`` sees data from after ``name`` was published, and still none of ``rows``."""

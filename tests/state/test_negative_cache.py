@@ -651,6 +651,17 @@ def test_what_is_over_leaves_nothing_behind(product, clock):
     assert len(product._runtime.active_filter.negative_cache._kept) == 1
 
 
+def test_a_key_that_is_asked_for_once_more_leaves_no_mark(found, product, clock):
+    """If its row exists by then, nothing is remembered, and no other key would ever take the mark away."""
+    cache = product._runtime.active_filter.negative_cache
+    first(found)
+    clock.sleep(remembered.SECONDS + 1)
+    state.table.renew()
+
+    assert cache.is_worth_asking(product._meta.keys.key(found), product._runtime.active_filter.answered_last)
+    assert cache.marks == set()
+
+
 def test_no_key_is_kept(found, product):
     """What is remembered is a digest, which tells nothing of the ID."""
     first(found)
