@@ -24,7 +24,7 @@ from ..guards import Guard
 from ..state.row import ARMED, FENCED, State
 from ..stores import Generation, Store, stores
 from . import standby
-from .plan import open_active
+from .plan import open_active, refuse_without_room
 from .rebuild import Rebuild
 
 if TYPE_CHECKING:
@@ -72,12 +72,7 @@ class FilterCopy(Rebuild):
                 f"{self.guard.name}: a {layout.kind} filter cannot be copied while rows are written; run "
                 "rebuild_filter without --from-store"
             )
-        free = self.store.free_bytes()
-        if free is not None and layout.total_bytes > free:
-            raise RebuildError(
-                f"{self.guard.name}: its filter takes {layout.total_bytes:,} bytes; the store {self.store.alias!r} has "
-                f"{free:,} left. Free some, or rebuild there with a higher error_rate"
-            )
+        refuse_without_room(self.guard, layout)
         return layout
 
     def prepare(self) -> None:

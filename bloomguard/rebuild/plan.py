@@ -130,14 +130,20 @@ def plan_layout(guard: Guard, summary: KeysSummary) -> Layout:
     """
     for mistake in guard._mistakes:
         raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
-    store, layout = guard._runtime.active_filter.store, layout_of(guard, summary)
+    layout = layout_of(guard, summary)
+    refuse_without_room(guard, layout)
+    return layout
+
+
+def refuse_without_room(guard: Guard, layout: Layout) -> None:
+    """Raise :class:`RebuildError`, with the figures, if the guard's store has no room for ``layout``."""
+    store = guard._runtime.active_filter.store.patient
     free = store.free_bytes()
     if free is not None and layout.total_bytes > free:
         raise RebuildError(
-            f"{guard.name}: room for {layout.capacity:,} keys at {guard.error_rate:g} takes {layout.total_bytes:,} "
-            f"bytes; the store {store.alias!r} has {free:,} left. Free some, or raise error_rate"
+            f"{guard.name}: room for {layout.capacity:,} keys at {layout.error_rate:g} takes {layout.total_bytes:,} "
+            f"bytes; the store {store.alias!r} has {free:,} left. Free some, or rebuild with a higher error_rate"
         )
-    return layout
 
 
 def layout_of(guard: Guard, summary: KeysSummary) -> Layout:

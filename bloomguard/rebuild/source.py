@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
@@ -368,15 +368,14 @@ class Source:
             return [key for key in map(self.key, rows) if key is not None]
 
 
-def fill(generation: Generation, pages: Iterable[KeyPage], read: Callable[[int], None]) -> int:
+def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int], None]) -> int:
     """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
 
     ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
     """
     rows = 0
-    with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
-        if isinstance(pages, Generator):
-            stack.callback(pages.close)  # not when it is collected: its connection may be closed by then
+    # Close the pages here, not when they are collected: their connection may be closed by then.
+    with ThreadPoolExecutor(1) as hasher, closing(pages):
         pending: Future[None] | None = None
         for page in pages:
             rows += page.rows

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain, islice
 from math import sqrt
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..exceptions import RebuildError
 from ..filters.base import BodyFilter
@@ -35,9 +35,6 @@ from ..verdicts import ABSENT
 from .plan import open_active, stale_share
 from .source import KeyPage, Source
 from .sources import Sources
-
-if TYPE_CHECKING:
-    from ..filters.base import Keys
 
 #: A verification ends after this many missing rows: the guard needs a rebuild in any case.
 MOST_MISSING = 1_000
@@ -75,13 +72,8 @@ class Findings:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The keys of some rows; ``value(index)`` is the value that the row of the key at ``index`` is looked up by."""
-
-    rows: int
-    keys: Callable[[], Keys]
-    value: Callable[[int], Any]
+#: Some rows, and ``value(index)``: the value that the row of the key at ``index`` is looked up by.
+_Batch = tuple[KeyPage, Callable[[int], Any]]
 
 
 class Verification:
@@ -168,15 +160,15 @@ class Verification:
                     missing = self._missing(source, generation, pending.result(), missing)
                 if batch is None or missing >= MOST_MISSING:
                     break
-                pending = checker.submit(_suspects, generation.layout, filters, batch)
-                rows += batch.rows
+                pending = checker.submit(_suspects, generation.layout, filters, *batch)
+                rows += batch[0].rows
                 self._progress(rows, max(rows, total))
         return rows, missing
 
     def _batches(self, source: Source) -> Iterator[_Batch]:
         if source.is_gathered and self.sample is None:
             for page in source.pages():
-                yield _Batch(page.rows, partial(getattr, page, "keys"), partial(_at, page))
+                yield page, partial(_at, page)
             return
         if self.sample is None:
             found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
@@ -189,7 +181,7 @@ class Verification:
                 if key is not None:
                     keys.append(key)
                     values.append(source.value(each))
-            yield _Batch(len(some), partial(list, keys), values.__getitem__)
+            yield KeyPage(len(some), partial(list, keys)), values.__getitem__
 
     def _missing(self, source: Source, generation: Generation, suspects: list[Any], missing: int) -> int:
         """Return ``missing`` plus the number of these values that have a row and are not in the filter.
@@ -221,10 +213,10 @@ def _lacks(generation: Generation, key: bytes) -> bool:
     return not generation.might_contain(key)
 
 
-def _suspects(layout: Layout, filters: Sequence[BodyFilter], batch: _Batch) -> list[Any]:
+def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, value: Callable[[int], Any]) -> list[Any]:
     """Return the values that are not in the filters; runs in a thread while the next page is read."""
-    found = layout.contains_many(filters, batch.keys())
-    return [batch.value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
+    found = layout.contains_many(filters, page.keys)
+    return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
 def _at(page: KeyPage, index: int) -> Any:
