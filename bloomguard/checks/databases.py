@@ -22,7 +22,7 @@ from ..guards.scopes import DATABASE, sets_schema
 from ..models import GuardState
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
 from ..rebuild.sources import identity_of, is_standby
-from ..state.pools import leave_pool
+from ..state.connection import leave_pool
 from ..state.table import table
 from ..writes.catalogue import Catalogue, Flow
 from ..writes.consequences import may_add_key

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import Error
 
-from ..state.pools import leave_pool
+from ..state.connection import leave_pool
 from ..writes.raw import watch
 
 _PROBE = "SELECT 1 AS bloomguard"

@@ -26,7 +26,6 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..models import GuardState
 from ..process import after_fork, is_test_run, notice_fork
 from .identity import NUMBER, SERVER, file_of, identity_of_file
-from .pools import connect, leave_pool
 
 logger = logging.getLogger("bloomguard")
 
@@ -172,7 +171,7 @@ class StateConnection:
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
-        connect(connection)
+        _connect(connection)
         if connection.vendor == "sqlite":
             # A reader waits briefly only: the writer may be the caller's own transaction, which waits for this read.
             patience = (
@@ -274,7 +273,7 @@ class StateConnection:
         """Return whether the database has the table. Raises :class:`DatabaseError`."""
         with self._locked(READ_SECONDS):
             connection = self._open()
-            connect(connection)
+            _connect(connection)
             with _cut_off(connection, READ_SECONDS):
                 return name in connection.introspection.table_names()
 
@@ -328,6 +327,36 @@ class DatabaseConnection(StateConnection):
 
     def check_alias(self) -> str:
         return self._alias
+
+
+def leave_pool(connection: Any, name: str) -> None:
+    """Let ``connection`` never wait for the connections of the project, which may wait for it.
+
+    Django's pool is an option, which goes. The pools of other packages are found by the alias. So while it connects it
+    has another one, and with it a pool of its own: one for each ``name`` and process, as a fork may not use its
+    parent's.
+    """
+    connection.settings_dict["OPTIONS"].pop("pool", None)
+    alias, make = connection.alias, connection.get_new_connection
+
+    def get_new_connection(parameters: Any) -> Any:
+        connection.alias = f"{alias}:bloomguard-{name}-{os.getpid()}"
+        try:
+            return make(parameters)
+        finally:
+            connection.alias = alias
+
+    connection.get_new_connection = get_new_connection
+
+
+def _connect(connection: BaseDatabaseWrapper) -> None:
+    """Connect, if need be. Raises :class:`OperationalError` for all that a backend of the project's own may raise."""
+    try:
+        connection.ensure_connection()
+    except (DatabaseError, InterfaceError, AssertionError):  # a test forbids queries by the last
+        raise
+    except Exception as error:
+        raise OperationalError(f"cannot connect to the database of the state rows: {error!r}") from error
 
 
 class TimedOut(OperationalError):
