@@ -21,7 +21,7 @@ from django.utils.text import Truncator
 from ..models import GuardState
 from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
-from .connection import StateConnection, fetch_uncounted, is_denied, is_locked, sqlstate_of
+from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within, new_token
 from .transactions import pause
@@ -31,6 +31,8 @@ logger = logging.getLogger("bloomguard")
 LEASE_SECONDS = 1.0
 #: After this time every process has read a committed state row, or answers nothing.
 EXPIRY_SECONDS = 2 * LEASE_SECONDS
+#: SQL of PostgreSQL: does the quoted name mean a table here, and is there a table of this name in any schema?
+_IS_THERE = "SELECT to_regclass(%s) IS NOT NULL, EXISTS (SELECT FROM pg_class WHERE relname = %s)"
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
 
@@ -233,22 +235,23 @@ class StateTable:
         """Return the rows that this thread's connection ``using`` sees now. Raises :class:`DatabaseError`."""
         self.connection.check_alias()
         connection: Any = connections[using]
+        quote, table = self.connection.quote, GuardState._meta.db_table
+        query = f"SELECT {', '.join(map(quote, COLUMNS))} FROM {quote(table)}"  # noqa: S608
         with connection.wrap_database_errors:
+            if connection.vendor == "postgresql":  # where an error would end the project's transaction
+                is_visible, exists = fetch_uncounted(connection, _IS_THERE, (quote(table), table))[0]
+                if not exists:
+                    return {}  # not migrated yet
+                if not is_visible:
+                    raise OperationalError(f"the search_path of the connection {using!r} hides the state rows")
             try:
-                found = fetch_uncounted(connection, self.query)
+                found = fetch_uncounted(connection, query)
             except connection.Database.Error as error:
-                if "no such table" in str(error) or sqlstate_of(error) == "42P01":
-                    return {}  # not migrated yet, or not in the search_path
+                if "no such table" in str(error):
+                    return {}
                 raise
         along: dict[str, Any] = {"here": self.connection.here}
         return {row[0]: State(*row, **along) for row in found}
-
-    @property
-    def query(self) -> str:
-        """The SELECT of all rows, with the columns of :class:`State`."""
-        quote = self.connection.quote
-        columns = ", ".join(map(quote, COLUMNS))
-        return f"SELECT {columns} FROM {quote(GuardState._meta.db_table)}"  # noqa: S608
 
     def _read(self) -> Rows:
         try:
@@ -273,7 +276,7 @@ class StateTable:
 
     @property
     def _proved_query(self) -> str:
-        """:attr:`query` with the columns of :attr:`StateConnection.proofs` in front, in one row at least."""
+        """The SELECT of all rows, with :attr:`StateConnection.proofs` before each one; of one row at least."""
         quote = self.connection.quote
         columns = ", ".join(f"found.{quote(column)}" for column in COLUMNS)
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +76,7 @@ def install() -> None:
     _put(source, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
     _put(statements, connections=simulated)
-    _put(state, connections=simulated, fetch_uncounted=lambda connection, sql: connection.state_rows(sql))
+    _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
     _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(rebuild, refuse_transaction=lambda aliases: None)
     _put(
@@ -85,6 +86,11 @@ def install() -> None:
         _postgresql_writers=lambda using, tables, proof: World.current.database.writers(),
         _POLL_SECONDS=0.25,
     )
+
+
+def fetch_uncounted(connection: Any, sql: str, *parameters: Any) -> Sequence[Any]:
+    """The state rows. Of the table, which is given as a parameter: it is there."""
+    return [(True, True)] if parameters else connection.state_rows(sql)
 
 
 class AtOnce(Executor):

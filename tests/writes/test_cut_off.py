@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -56,17 +56,17 @@ class Limit:
     """How many connections the role of the site may have."""
 
     def __init__(self, owner: Any, clock: Any) -> None:
-        self._owner, self._clock = owner, clock
+        self.owner, self._clock = owner, clock
 
     def reach(self) -> None:
         """The project has a connection open, and no other can be opened; bloomguard's was closed as unused."""
         Short.objects.count()
         state.table.connection.close()
-        self._owner.execute("ALTER ROLE weak CONNECTION LIMIT 1")
+        self.owner.execute("ALTER ROLE weak CONNECTION LIMIT 1")
         self._clock.now += 10
 
     def lift(self) -> None:
-        self._owner.execute("ALTER ROLE weak CONNECTION LIMIT -1")
+        self.owner.execute("ALTER ROLE weak CONNECTION LIMIT -1")
         self._clock.now += 10
 
 
@@ -134,3 +134,37 @@ def test_a_transaction_that_has_deleted_the_state_rows_cannot_read_them(short, l
 
     limit.lift()
     assert state.table.current("short").active
+
+
+@pytest.fixture
+def moved(limit: Limit) -> Iterator[Callable[[str], None]]:
+    """``moved("RENAME TO it")`` moves the table of the state rows until the test ends."""
+    table = GuardState._meta.db_table
+    limit.owner.execute("CREATE SCHEMA hidden")
+    yield lambda how: limit.owner.execute(f"ALTER TABLE {table} {how}")
+    for place in (f"hidden.{table} SET SCHEMA public", f"it RENAME TO {table}"):
+        limit.owner.execute(f"ALTER TABLE IF EXISTS {place}")
+    limit.owner.execute("DROP SCHEMA hidden")
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_before_the_migration_a_write_is_saved(write, short, limit, moved):
+    """A query of a table that is not there would end the project's transaction, whose COMMIT then saves nothing."""
+    moved("RENAME TO it")
+    limit.reach()
+
+    write()
+
+    assert {*Short.objects.values_list("slug", flat=True)} != {"old"}
+
+
+def test_state_rows_that_the_search_path_hides_are_not_missing(short, limit, moved, clock):
+    """Others may answer by them, so the write is refused as if nothing could be read."""
+    Rebuild(short, sleep=clock.sleep).run()
+    moved("SET SCHEMA hidden")
+    limit.reach()
+
+    with pytest.raises(StoreError, match="hides the state rows"):
+        Short.objects.create(slug="new")
+
+    assert not Short.objects.filter(slug="new").exists()
