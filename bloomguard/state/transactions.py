@@ -103,15 +103,16 @@ def _keep_alive(connection: Any) -> None:
 
 
 def is_durable(connection: Any) -> bool:
-    """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server."""
+    """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server.
+
+    Raises :class:`DatabaseError`: on PostgreSQL the COMMIT would then save nothing, and report no error.
+    """
     if connection.vendor == "sqlite":
         return True  # only a crash of the host loses it, and the next boot changes the database's identity
     if connection.vendor != "postgresql":
         return False
-    try:
+    with connection.wrap_database_errors:
         return bool(fetch_uncounted(connection, f"SELECT {IS_DURABLE}")[0][0])
-    except connection.Database.Error:
-        return False
 
 
 #: The locks for which a reader or a writer of another connection waits.

@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 from django.core.management import call_command
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from bloomguard.guards import Guard, registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.standby import is_of
 from bloomguard.state import table as states
+from bloomguard.state import transactions
 from bloomguard.state.identity import identity_of_file
 from bloomguard.state.row import FENCED, State
 from bloomguard.state.table import StateTable
@@ -143,6 +144,25 @@ def test_a_transaction_that_does_not_wait_for_the_disk_discards_nothing(each_dat
     delete(2)
 
     assert [guard.verdict(pk) for pk in (1, 2)] == [MAYBE, ABSENT]
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_commit_whose_last_query_is_cancelled_fails(each_database, counted, monkeypatch):
+    """PostgreSQL answers such a COMMIT by a rollback, which the driver does not report."""
+    Product.objects.create(pk=1)
+    counted()
+    monkeypatch.setattr(transactions, "IS_DURABLE", "pg_sleep(600) IS NULL")
+
+    @transaction.atomic(using="postgresql")
+    def hurried():
+        Product.objects.filter(pk=1).delete()
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = 50")
+
+    with pytest.raises(OperationalError, match="statement timeout"):
+        hurried()
+
+    assert Product.objects.filter(pk=1).exists()
 
 
 def test_rows_in_another_database_than_the_state_rows_stay_in_the_filter(counted, monkeypatch):
