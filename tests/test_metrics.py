@@ -14,7 +14,6 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connections
 from django.test import Client
 
 from bloomguard import metrics as figures
@@ -22,6 +21,7 @@ from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.metrics import DAY, HOUR, MINUTE, Flusher, Series
+from bloomguard.state.connection import StateConnection
 from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore
 from tests.door.test_servers import SERVERS, ask, running
@@ -277,8 +277,8 @@ def test_a_store_that_keeps_none_is_left_alone(flusher, memory, monkeypatch):
 
 
 def test_no_thread_starts_on_a_temporary_database(memory, monkeypatch):
-    """Tests of a project leave no figures behind: their runner replaces the database."""
-    monkeypatch.setitem(connections["default"].settings_dict, "NAME", "test_of_a_project")
+    """Tests of a project leave no figures behind."""
+    monkeypatch.setattr(StateConnection, "is_temporary", StateConnection.in_test_run)
     counted = Flusher()
     counted.start()
 

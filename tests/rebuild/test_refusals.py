@@ -36,12 +36,6 @@ pytestmark = [
 
 
 @pytest.fixture
-def hasty(monkeypatch):
-    """No waiting: nobody else writes here."""
-    monkeypatch.setattr(rebuild, "EXPIRY_SECONDS", 0.0)
-
-
-@pytest.fixture
 def postgresql(monkeypatch):
     """The test runs on PostgreSQL."""
     monkeypatch.setattr(database, "current", "postgresql")
