@@ -155,7 +155,7 @@ class StateTable:
     def _keep(self, copy: Copy) -> None:
         self._note_fences(copy)
         with self._keeping:  # a thread whose read began first may come here last; what is known must not get older
-            if copy.read_at >= self.copy.read_at:
+            if not copy.read_at < self.copy.read_at <= self.clock():  # a later time would be that of another clock
                 self.copy = copy
         if self.overdue:  # read after the assignment: `fence_soon`, in another thread, adds to it, then drops the copy
             self.copy = Copy(*NEVER)
