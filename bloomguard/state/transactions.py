@@ -83,13 +83,22 @@ def is_aborted(connection: Any) -> bool:
 
 
 def pause(seconds: float) -> None:
-    """Sleep. Meanwhile no server ends a transaction of this thread because it is idle."""
+    """Sleep. Meanwhile no server ends a transaction of this thread because it is idle.
+
+    Raises :class:`DatabaseError` if what is sent for that is cancelled: PostgreSQL would then answer the COMMIT by a
+    rollback, without an error.
+    """
     while seconds > 0:
         time.sleep(min(seconds, _ALIVE_SECONDS))
         seconds -= _ALIVE_SECONDS
         for connection in connections.all(initialized_only=True):
-            with suppress(Exception):  # the project's next statement meets the same error
-                _keep_alive(connection)
+            try:
+                with connection.wrap_database_errors:
+                    _keep_alive(connection)
+            except Exception:
+                if is_aborted(connection):
+                    raise
+                # The project's next statement, or its COMMIT, meets the same error.
 
 
 def _keep_alive(connection: Any) -> None:

@@ -14,9 +14,11 @@ from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state import transactions
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.transactions import pause
 from bloomguard.verdicts import Verdict
@@ -538,6 +540,23 @@ def test_a_server_that_ends_idle_transactions_does_not_end_one_that_waits(built,
 
     assert Product.objects.filter(pk=7).exists()
     assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_write_whose_wait_is_cancelled_fails(built, monkeypatch):
+    """PostgreSQL answers its COMMIT by a rollback, which the driver does not report."""
+    monkeypatch.setattr(state.table, "sleep", pause)
+    monkeypatch.setitem(transactions._NOTHING, "postgresql", "SELECT pg_sleep(600)")
+
+    @transaction.atomic(using=database.current)
+    def hurried():
+        execute("SET LOCAL statement_timeout = 50")
+        execute(INSERT, [7, "raw"])
+
+    with pytest.raises(StoreError, match="statement timeout"):
+        hurried()
+
+    assert not Product.objects.filter(pk=7).exists()
 
 
 @on_postgresql
