@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -78,11 +79,14 @@ class WorkerPool:
         if self._threads == 1 or count < least:
             worker(starts)
             return
-        if self._executor is None:
-            from concurrent.futures import ThreadPoolExecutor
+        others: list[Future[None]] = []
+        with suppress(RuntimeError):  # no thread can be started, as in `atexit` since Python 3.12: this one does it all
+            if self._executor is None:
+                from concurrent.futures import ThreadPoolExecutor
 
-            self._executor = ThreadPoolExecutor(self._threads - 1)
-        others = [self._executor.submit(worker, starts) for _ in range(self._threads - 1)]
+                self._executor = ThreadPoolExecutor(self._threads - 1)
+            for _ in range(self._threads - 1):
+                others.append(self._executor.submit(worker, starts))
         worker(starts)
         for other in others:
             other.result()

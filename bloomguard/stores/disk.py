@@ -134,8 +134,9 @@ def allocate(fd: int, size: int) -> None:
         os.posix_fallocate(fd, 0, size)
         return
     piece = bytes(1 << 20)
-    for start in range(0, size, len(piece)):
-        os.write(fd, piece[: size - start])
+    with open(fd, "wb", closefd=False) as file:  # unlike os.write(), it writes all of a piece or raises an error
+        for start in range(0, size, len(piece)):
+            file.write(piece[: size - start])
 
 
 def check_folder(path: Path, *, may_be_link: bool = False) -> None:

@@ -4,6 +4,7 @@ import gc
 import math
 import mmap
 import re
+import threading
 
 import numpy as np
 import pytest
@@ -202,6 +203,26 @@ def test_threads_that_set_bits_in_place_lose_none(monkeypatch):
     numbers = np.arange(400_000)
     filter.add_many(numbers)
 
+    assert filter.contains_many(numbers).all()
+
+
+@pytest.mark.parametrize("started", [0, 1])
+def test_without_threads_all_is_done_by_one(monkeypatch, started):
+    """A process at its limit of threads, or at its end, starts none, or fewer than it asks for."""
+    monkeypatch.setattr(bulk, "cores", lambda: 4)
+    filter, numbers = BloomFilter(400_000, 0.01, width=8), np.arange(400_000)
+    start, threads = threading.Thread.start, []
+
+    def limited(thread):
+        if len(threads) == started:
+            raise RuntimeError("can't start new thread")
+        threads.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    filter.add_many(numbers)
+
+    assert len(threads) == started
     assert filter.contains_many(numbers).all()
 
 

@@ -374,18 +374,21 @@ def test_a_path_that_cannot_exist_is_a_mistake_in_the_settings():
         FileStore("default", path="/srv/filters\0")
 
 
-def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files):
-    """The kernel refuses the space: the error tells the bytes wanted, and no file stays behind."""
+@pytest.mark.parametrize("capacity", [1_000_000, 100_000])
+@pytest.mark.parametrize("reserve", ["", "del os.posix_fallocate\n"], ids=["reserved", "written"])
+def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files, reserve, capacity):
+    """The kernel refuses the space, or takes a part of the zeros: the error tells the bytes wanted, and no file stays
+    behind."""
     files.prepare("city")
 
     said = run_with_small_files(
-        "from bloomguard.stores.file import FileStore; from bloomguard.exceptions import StoreError\n"
-        "from tests.stores.conftest import make_layout\n"
-        f"try: FileStore('default', path={str(files.path)!r}).create('city', 'a', make_layout(capacity=1_000_000))\n"
+        "import os; from bloomguard.stores.file import FileStore; from bloomguard.exceptions import StoreError\n"
+        f"from tests.stores.conftest import make_layout\n{reserve}"
+        f"try: FileStore('default', path={str(files.path)!r}).create('city', 'a', make_layout(capacity={capacity}))\n"
         "except StoreError as error: print(error)\n"
     )
 
-    assert f"no room for a filter of {make_layout(capacity=1_000_000).total_bytes:,} bytes" in said
+    assert f"no room for a filter of {make_layout(capacity=capacity).total_bytes:,} bytes" in said
     assert "File too large" in said
     assert os.listdir(files.path / "city") == ["lock"]
 
