@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,7 @@ class MemoryStore(Store):
         after_fork(self._begin_life)
         self._buffers: dict[tuple[str, str], list[memoryview]] = {}
         self._pages: dict[Page, bytes] = {}
-        self._lock = own_lock(self, "_lock")
+        self._lock = own_lock(self, "_lock", threading.RLock)  # which knows whether this thread has it
 
     def _begin_life(self) -> None:
         self._life = uuid.uuid4().hex
@@ -45,6 +46,8 @@ class MemoryStore(Store):
         """Lock out the other threads; raises :class:`StoreError` in a child, whose adds no other process would see."""
         if self.identity != identity:
             raise StoreError(f"this filter of the store {self.alias!r} is a copy from the memory of another process")
+        if self._lock._is_owned():  # as of a signal's handler in the middle of an add: both would set bits
+            raise StoreError(f"this thread is changing a filter of the store {self.alias!r} already")
         with self._lock:
             yield
 

@@ -67,6 +67,23 @@ def test_a_success_closes_it(breaker, time):
     assert breaker.allows()
 
 
+@pytest.mark.timeout(60)
+def test_the_handler_of_a_signal_does_not_wait_for_its_own_thread(breaker, time, monkeypatch):
+    """It may come at any line, and ask for a guarded row itself."""
+    fail(breaker)
+    time.sleep(PROBE_SECONDS)
+
+    def interrupted():
+        monkeypatch.setattr(commands, "clock", time)
+        breaker.failed()
+        return time()
+
+    monkeypatch.setattr(commands, "clock", interrupted)
+
+    assert breaker.allows()
+    assert not breaker.allows()
+
+
 def test_a_failed_probe_leaves_it_open(breaker, time):
     """A probe that fails is no new beginning."""
     fail(breaker)

@@ -988,6 +988,42 @@ def test_a_server_that_does_not_answer_is_warned_of():
     assert [message.id for message in store.check_deployed()] == ["bloomguard.W021"]
 
 
+class NoToken(redis.CredentialProvider):
+    """The project's own, which asks another service for a login."""
+
+    def get_credentials(self):
+        raise LookupError("the secret token cannot be had")
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "why"),
+    [
+        (None, {"credential_provider": NoToken()}, "LookupError"),
+        ("redis://a..b:6379/0", {}, r"UnicodeError|idna"),
+        (f"redis://{'a' * 64}.example:6379/0", {}, r"UnicodeError|idna"),
+    ],
+    ids=["no login", "no name", "too long a name"],
+)
+def test_whatever_keeps_a_connection_from_being_made_is_an_outage(server, settings, location, options, why):
+    """For threads, for event loops and for ``check --deploy``. The project's own message may have a secret."""
+    settings.CACHES = {
+        "shared": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": location or servers.valkey().removesuffix("/0") + "/2",  # a pool of its own
+            "OPTIONS": {"CONNECTION_POOL_KWARGS": options},
+        }
+    }
+    with closing(RedisStore("default", cache="shared", **PATIENT)) as store:
+        with pytest.raises(StoreUnavailable, match=why) as found:
+            store.identity  # noqa: B018
+        with pytest.raises(StoreUnavailable, match=why):
+            asyncio.run(store.aread([("", ("PING",))], "any"))
+        (message,) = store.check_deployed()
+
+    assert "secret" not in str(found.value)
+    assert (message.id, "secret" in message.msg) == ("bloomguard.W021", False)
+
+
 def test_a_server_that_refuses_the_user_is_not_to_be_started(locked):
     """A wrong password and a missing right are reported as what they are, with the cure."""
     with redis.Redis(port=locked.port, password="adm1n") as administrator:

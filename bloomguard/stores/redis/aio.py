@@ -20,7 +20,7 @@ from ...exceptions import StoreError, StoreUnavailable
 from ...process import after_fork
 from . import commands
 from .cluster import Address, Cluster, NodeCommands, NodeReplies, Steps
-from .commands import FAULTS, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
+from .commands import Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
 
@@ -108,7 +108,9 @@ class AsyncLink:
         """Return the server's identity and the replies; raises the exceptions of :meth:`trip`."""
         try:
             server_id, replies = await self._exchange(commands)
-        except FAULTS as error:
+        except StoreError:
+            raise
+        except Exception as error:
             raise self.server.failed(error) from error
         return server_id.identity, check_replies(self.server, server_id, replies, identity)
 
@@ -223,7 +225,7 @@ class AsyncLink:
         manager: Any = getattr(own.pool, "sentinel_manager", None)
         of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
         for pool in (own.pool, *of_sentinels):
-            with suppress(*FAULTS):
+            with suppress(Exception):
                 await pool.disconnect()
 
     async def close(self) -> None:

@@ -9,6 +9,7 @@ again. The identity of a Cluster node also has its configuration epoch: see :mod
 from __future__ import annotations
 
 import re
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -66,9 +67,6 @@ PROBE_SECONDS = 2.0
 #: Returns monotonic seconds, with the host's sleep, during which a server may fail over; tests replace it.
 clock: Callable[[], float] = seconds
 
-#: Exceptions of a connection that are caused by the server or the network.
-FAULTS = (redis.RedisError, OSError, TimeoutError)
-
 
 class ServerId(NamedTuple):
     """The identity of a connection's server, and the time ``at`` which it was queried."""
@@ -91,7 +89,7 @@ class Breaker:
     def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
-        self._lock = own_lock(self, "_lock")
+        self._lock = own_lock(self, "_lock", threading.RLock)  # a signal's handler may ask, too
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
@@ -312,6 +310,8 @@ def _unavailable(error: Exception, clustered: bool) -> StoreError:
         return StoreUnavailable(f"the server refused the login: {error}")
     if isinstance(error, (redis.ConnectionError, OSError)) and not isinstance(error, redis.BusyLoadingError):
         return StoreUnavailable(f"no connection to the server: {error}")
+    if not isinstance(error, redis.RedisError):  # as of the project's credential provider, or of a name that is none
+        return StoreUnavailable(f"no connection to the server: {type(error).__name__}")
     word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
     if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         if not clustered:

@@ -12,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from . import commands
-from .commands import FAULTS, NO_LIMIT, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
+from .commands import NO_LIMIT, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.ConnectionPool]
 
@@ -58,7 +58,7 @@ class Link:
         self.server.check()
         try:
             return Call(self, commands)
-        except FAULTS as error:
+        except Exception as error:
             raise self.server.failed(error) from error
 
     def connection(self) -> Any:
@@ -132,7 +132,7 @@ class Call:
                     replies.append(error)
                     has_errors = True
             server_id, replies = self._round_trip.read(replies)
-        except FAULTS as error:
+        except Exception as error:
             self.abandon()
             raise self._link.server.failed(error) from error
         except BaseException:
