@@ -240,7 +240,7 @@ class BodyFilter(Filter):
         raise NotImplementedError
 
     def _ready(self) -> None:
-        """Set ``digest``, ``might_contain`` and ``might_contain_digest`` for the attached body."""
+        """Set ``might_contain`` and ``might_contain_digest`` for the attached body, and ``digest`` if it is another."""
         raise NotImplementedError
 
     @property
@@ -291,7 +291,7 @@ class BodyFilter(Filter):
 
     def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview, shard: int = 0) -> None:
         self.layout, self.key_hash, self.body, self.shard = shape, key_hash, body, shard
-        self.capacity, self.error_rate = shape.capacity, shape.error_rate
+        self.capacity, self.error_rate, self.digest = shape.capacity, shape.error_rate, key_hash.digest
         self._ready()
 
     @classmethod

@@ -39,7 +39,7 @@ OUTSIDE = 1 << 63
 # the range's bits; but at most half the filter's capacity.
 _LEAST_OVERFLOW = 10_000
 _OVERFLOW_SHARE = 1_000
-_TOP = (1 << 63) - 1
+TOP = (1 << 63) - 1  # the highest key
 _UNPACK = Struct("<q").unpack  # takes half the time of int.from_bytes with its keywords
 
 
@@ -142,7 +142,7 @@ class ExactBitmap(BodyFilter):
         low, high = options.pop("low", None), options.pop("high", None)
         if low is None or high is None:
             raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap needs both")
-        reach = max(high, min(low + sizing.GROWTH * (high - low + 1) - 1, _TOP))
+        reach = max(high, min(low + sizing.GROWTH * (high - low + 1) - 1, TOP))
         whole = cls.shape(low, reach, error_rate, capacity=capacity, **options)
         shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
         if shards > 1:
@@ -172,13 +172,19 @@ class ExactBitmap(BodyFilter):
         self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")
         self._overflow = BloomFilter.__new__(BloomFilter)
         self._overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
-        self.digest = _digest(self._low, shape.span, self.key_hash)
         names = {
             "unpack": _UNPACK,
+            "hashed": self.key_hash.digest,
             "bits": self._bits,
             "overflow": self._overflow.might_contain,
             "overflow_digest": self._overflow.might_contain_digest,
         }
+        self.digest = compile_function(
+            "key",
+            names,
+            f"i = unpack(key)[0] - {self._low}",
+            f"return i if 0 <= i < {shape.span} else hashed(key) & {MASK60} | {OUTSIDE}",
+        )
         self.might_contain = compile_function(
             "key",
             names,
@@ -282,16 +288,6 @@ class ExactBitmap(BodyFilter):
     def expected_error_rate(self) -> float:
         """Return the false-positive rate outside the range."""
         return self._overflow.expected_error_rate()
-
-
-def _digest(low: int, span: int, key_hash: KeyHash) -> Callable[[bytes], int]:
-    hashed = key_hash.digest
-
-    def digest(key: bytes) -> int:
-        place: int = _UNPACK(key)[0] - low
-        return place if 0 <= place < span else hashed(key) & MASK60 | OUTSIDE
-
-    return digest
 
 
 def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:

@@ -203,7 +203,6 @@ class BloomFilter(PartitionedFilter):
         return BloomShape(header.capacity, header.error_rate, header.parameters)
 
     def _ready(self) -> None:
-        self.digest = self.key_hash.digest
         self._partitions = tuple(
             bitarray(buffer=self.body[offset : offset + -(-size // 8)], endian="big")
             for offset, size in zip(self.layout.offsets, self.layout.sizes)

@@ -68,7 +68,6 @@ class CountingBloomFilter(PartitionedFilter):
         return CountingShape(header.capacity, header.error_rate, header.parameters, cls.cell_bits)
 
     def _ready(self) -> None:
-        self.digest = self.key_hash.digest
         self._limit = (1 << self.cell_bits) - 1
         self._parts = tuple(
             self.body[offset : offset + self.layout.part_bytes(size)]

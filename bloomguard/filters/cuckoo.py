@@ -128,7 +128,6 @@ class CuckooFilter(BodyFilter):
 
     def _ready(self) -> None:
         shape, order = self.layout, "@" if sys.byteorder == "little" else "<"  # native: reads a slot at once
-        self.digest = self.key_hash.digest
         self._unpack = Struct(f"{order}{SLOTS}{CODES[shape.bits]}").unpack_from
         self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
         self._moves: Any = self.body[:4].cast("I") if sys.byteorder == "little" else _Word(self.body)

@@ -159,7 +159,7 @@ class KeyHash:
             )
         if not isinstance(keys, (bytes, bytearray, memoryview)):
             keys = list(keys)
-            if keys and isinstance(keys[0], int):
+            if keys and hasattr(keys[0], "__index__"):  # also a scalar of numpy
                 return self._words(_integers(keys))
             if set(map(len, keys)) - {self.width}:
                 wrong = next(key for key in keys if len(key) != self.width)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..exceptions import CorruptFilter, InvalidShape, TooLarge
 from . import sizing
 from .base import BodyFilter, Shape
-from .bitmap import ExactBitmap
+from .bitmap import TOP, ExactBitmap
 from .bloom import BloomFilter, BloomShape, shape_of_sizes
 from .bulk import np
 from .codec import MAX_SHARDS, RECENT_HASHES, Frame, Header
@@ -34,23 +34,20 @@ SHARD_BYTES = 32 << 20
 MAX_BYTES = 1 << 40
 #: Capacity of each shard's recent bits: its part of an eighth of the build's capacity, or of a million if that is less.
 _FEWEST_RECENT, _MOST_RECENT, _RECENT_SHARE, _RECENT_ERROR_RATE = 10_000, 1_000_000, 8, 0.01
-_TOP = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
     """The shards of one build: their number, size and headers.
 
-    ``capacity`` counts the keys of all shards, ``error_rate`` is the rate at that capacity. ``tag`` identifies the
-    build, and is set by the store that creates it; ``key_id`` identifies its secret and the definition of its keys.
-    ``headers`` has one entry per shard; all frames have the same size in bytes.
+    ``capacity`` counts the keys of all shards, ``error_rate`` is the rate at that capacity. ``headers`` has one entry
+    per shard; all frames have the same size in bytes. The headers' ``tag`` identifies the build, and is set by the
+    store that creates it; their ``key_id`` identifies its secret and the definition of its keys.
     """
 
     key_hash: KeyHash
     capacity: int
     error_rate: float
-    tag: int
-    key_id: int
     headers: tuple[Header, ...] = field(repr=False)
 
     @classmethod
@@ -113,14 +110,8 @@ class Layout:
 
     @classmethod
     def _of(cls, header: Header, key_hash: KeyHash, capacity: int) -> Layout:
-        return cls(
-            key_hash=key_hash,
-            capacity=capacity,
-            error_rate=header.error_rate,
-            tag=header.tag,
-            key_id=header.key_id,
-            headers=tuple(replace(header, shard=shard) for shard in range(header.shards)),
-        )
+        headers = tuple(replace(header, shard=shard) for shard in range(header.shards))
+        return cls(key_hash=key_hash, capacity=capacity, error_rate=header.error_rate, headers=headers)
 
     @property
     def kind(self) -> str:
@@ -243,7 +234,7 @@ def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> Choice:
     if not keys.count or keys.low is None or keys.high is None:
         return bloom
     span = keys.high - keys.low + 1
-    high = min(keys.low + -(-span * capacity // keys.count) - 1, _TOP)
+    high = min(keys.low + -(-span * capacity // keys.count) - 1, TOP)
     try:
         if ExactBitmap.plan(capacity, error_rate, low=keys.low, high=high)[0].body_bytes >= bloom_bytes:
             return bloom

@@ -35,7 +35,7 @@ def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
     different tag, and a header with the right tag cannot be forged without the secret.
     """
     tag = _tag(layout.headers[0], layout.key_hash, guard, name, place)
-    return replace(layout, tag=tag, headers=tuple(replace(header, tag=tag) for header in layout.headers))
+    return replace(layout, headers=tuple(replace(header, tag=tag) for header in layout.headers))
 
 
 def _tag(header: Header, key_hash: KeyHash, guard: str, name: str, place: str) -> int:

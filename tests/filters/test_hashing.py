@@ -121,6 +121,14 @@ def test_hashes_that_cannot_be_are_named(arguments, message):
         KeyHash(*arguments)
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint16, bool])
+def test_integers_of_every_kind_are_keys(kind):
+    """Those that come one by one out of an array, too."""
+    found, expected = (KeyHash(8, SECRET).digests(keys) for keys in ([kind(1), kind(0)], [1, 0]))
+
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+
+
 def test_a_buffer_of_keys_of_any_length_is_refused():
     """Where one key ends and the next begins cannot be seen; the message says what to do."""
     with pytest.raises(InvalidShape, match="pass an iterable of bytes, or give the filter a width"):

@@ -7,8 +7,9 @@ would be read as the reply to the next command.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import redis
@@ -39,15 +40,14 @@ class _Connections(NamedTuple):
 
 
 class _PerLoop:
-    """The connections of each event loop, which ``make()`` opens on first use.
+    """The connections of each event loop, in a pool that ``make_pool()`` returns on first use.
 
-    ``await close(object)`` is called when the loop shuts down its async generators, as ``asyncio.run`` and all servers
-    do. The object of a loop that was closed without that is dropped when another loop uses the container.
+    They are closed when the loop shuts down its async generators, as ``asyncio.run`` and all servers do. Those of a
+    loop that was closed without that are dropped when another loop asks for its own.
     """
 
-    def __init__(self, make: Callable[[], _Connections], close: Callable[[_Connections], Awaitable[None]]) -> None:
-        self._make = make
-        self._close = close
+    def __init__(self, make_pool: Callable[[], Any]) -> None:
+        self.make_pool = make_pool
         self._made: dict[asyncio.AbstractEventLoop, tuple[_Connections, AsyncGenerator[None, None]]] = {}
         self._parents: list[Any] = []
         after_fork(self._after_fork)
@@ -58,20 +58,20 @@ class _PerLoop:
         self._made = {}
 
     async def here(self) -> _Connections:
-        """Return the object of the running loop."""
+        """Return the connections of the running loop."""
         loop = asyncio.get_running_loop()
         found = self._made.get(loop)
         if found is None:
             for other in [other for other in list(self._made) if other.is_closed()]:
                 self._made.pop(other, None)
-            made = self._make()
+            made = _Connections(self.make_pool(), asyncio.Semaphore(_MAX_CONNECTIONS), [])
             found = self._made[loop] = made, self._keep(loop, made)
             # loop.shutdown_asyncgens() closes the generators that have started in the loop.
             await found[1].__anext__()
         return found[0]
 
     async def close(self) -> None:
-        """Close the object of the running loop, if there is one; the next use creates another."""
+        """Close the connections of the running loop, if it has any; the next use opens others."""
         found = self._made.get(asyncio.get_running_loop())
         if found is not None:
             await found[1].aclose()
@@ -81,7 +81,11 @@ class _PerLoop:
             yield
         finally:
             self._made.pop(loop, None)
-            await self._close(made)
+            manager: Any = getattr(made.pool, "sentinel_manager", None)
+            of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
+            for pool in (made.pool, *of_sentinels):
+                with suppress(Exception):
+                    await pool.disconnect()
 
 
 class AsyncLink:
@@ -94,10 +98,8 @@ class AsyncLink:
         self, server: Server, make_pool: Pool, options: dict[str, Any], connect_timeout: float, timeout: float
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
-        self._kwargs = kwargs | {"redis_connect_func": self._connected}
-        self._make_pool = make_pool
         self._timeout = timeout
-        self._connections = _PerLoop(self._open, self._close)
+        self._connections = _PerLoop(partial(make_pool, **kwargs | {"redis_connect_func": self._connected}))
         self.server = server
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
@@ -216,17 +218,6 @@ class AsyncLink:
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
-
-    def _open(self) -> _Connections:
-        return _Connections(self._make_pool(**self._kwargs), asyncio.Semaphore(_MAX_CONNECTIONS), [])
-
-    @staticmethod
-    async def _close(own: _Connections) -> None:
-        manager: Any = getattr(own.pool, "sentinel_manager", None)
-        of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
-        for pool in (own.pool, *of_sentinels):
-            with suppress(Exception):
-                await pool.disconnect()
 
     async def close(self) -> None:
         """Close this loop's connections; the next round trip opens new ones."""

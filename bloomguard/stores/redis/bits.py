@@ -69,7 +69,7 @@ class BitFields:
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
         self._keys = keys
-        self._tag = layout.tag
+        self._tag = layout.headers[0].tag
         self.body_bit = 8 * layout.headers[0].body_offset
         tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
         self._starts = [encode("BITFIELD", key, *tags).encode() for key in keys]

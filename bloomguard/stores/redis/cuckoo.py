@@ -61,7 +61,7 @@ class Fingerprints:
         self._get = Operation(3, encode("GET", word))
         self._words = 2 * 8 * shape.bucket_bytes // self._word_bits
         self._shared = (
-            (layout.tag << 1).to_bytes(8, "big"),
+            (layout.headers[0].tag << 1).to_bytes(8, "big"),
             layout.frame_bytes - 8,
             layout.headers[0].body_offset,
             layout.headers[0].body_bytes,

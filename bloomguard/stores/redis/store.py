@@ -6,8 +6,8 @@
 
 A check is one command that reads both tags of a shard and the key's bits atomically: a key that was evicted, flushed or
 never written has tags of 0, and a replica refuses the command. An add counts only if the tags in its reply are correct.
-In a Cluster, shards are spread over the slots, and the hash has copies on several nodes, so that the generations on
-the other nodes are found while one node is down.
+In a Cluster, shards are spread over the slots, and the hash has copies on several nodes, so that the generations are
+found after one node was emptied.
 """
 
 from __future__ import annotations
