@@ -156,7 +156,7 @@ class RedisGeneration(Generation):
 
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
         if self._draft is not None:
-            self._draft.add_many(keys)
+            self._draft.add_many(keys, more=True)
             return
         for shard, low, high in self.layout.locate_many(keys):
             for start in range(0, len(low), _DIGESTS):
@@ -188,14 +188,10 @@ class RedisGeneration(Generation):
                     raise CorruptFilter(f"{key} belongs to another build or is incomplete")
 
     def merge(self, shard: int, body: memoryview) -> int:
-        theirs = np.frombuffer(body, np.uint8)
         if self._draft is not None:
-            drafted = np.frombuffer(self._draft.frames[shard].body, np.uint8)
-            missing = theirs & ~drafted
-            drafted |= theirs
-        else:
-            missing = theirs & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
-            self._set(shard, missing)
+            return self._draft.merge(shard, body)
+        missing = np.frombuffer(body, np.uint8) & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
+        self._set(shard, missing)
         return int(np.bitwise_count(missing).sum())
 
     def _set(self, shard: int, missing: NDArray[np.uint8]) -> None:
@@ -223,7 +219,7 @@ class RedisGeneration(Generation):
 
     def filters(self) -> Iterator[BodyFilter]:
         if self._draft is not None:
-            yield from self._draft.filters
+            yield from self._draft.filters()
             return
         for shard in range(len(self.keys)):
             yield self.layout.attach(self.read_shard(shard))

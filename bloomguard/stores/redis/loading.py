@@ -6,6 +6,7 @@ Meanwhile other processes add to the shards on the server; the transfer merges w
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ...exceptions import StoreError
@@ -13,9 +14,9 @@ from ...filters import CorruptFilter
 from ...filters.bulk import np
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
+from ..frames import FrameGeneration
 
 if TYPE_CHECKING:
-    from ...filters.base import Keys
     from .bits import BitFields
     from .cuckoo import Fingerprints
     from .store import RedisStore
@@ -25,29 +26,22 @@ _ENTRIES = 10_000  # entries of a journal to read at once
 _STEP = 1 << 20  # bytes of zeros by which one command extends a new key
 
 
-class Draft:
-    """The frames of a new generation, on the heap of the process that builds it."""
+class Draft(FrameGeneration):
+    """A new generation on the heap of the process that builds it."""
 
     def __init__(self, layout: Layout) -> None:
-        self._layout = layout
         self.frames = [Frame.format(header, memoryview(bytearray(header.frame_bytes))) for header in layout.headers]
         for frame in self.frames:
             frame.begin()  # frames on a server are marked as having an unfinished write
-        self.filters = [layout.attach(frame) for frame in self.frames]
-        self.might_contain = layout.checker(self.filters)
-
-    def add_many(self, keys: Keys) -> None:
-        """Add many keys."""
-        for shard, low, high in self._layout.locate_many(keys):
-            self.filters[shard].add_digests(low, high)
+        super().__init__("draft", layout, [frame.buffer for frame in self.frames], lambda exclusive: nullcontext())
 
     def add_entries(self, shard: int, entries: Sequence[bytes]) -> None:
         """Add the entries of a shard's journal: fingerprint and bucket, u32 little-endian each."""
         if not entries:
             return
-        bits = self._layout.shape.bits  # type: ignore[attr-defined]
+        bits = self.layout.shape.bits  # type: ignore[attr-defined]
         both = np.frombuffer(b"".join(entries), "<u4").astype(np.uint64).reshape(-1, 2)
-        self.filters[shard].add_digests(both[:, 1].copy(), both[:, 0] << np.uint64(64 - bits))
+        self.filters()[shard].add_digests(both[:, 1].copy(), both[:, 0] << np.uint64(64 - bits))
 
 
 def load_key(key: str) -> str:
