@@ -126,8 +126,11 @@ class FrameGeneration(Generation):
         for index, low, high in self.layout.locate_many(keys):
             frame, attached = self._shard(index)
             with self._changing(frame, False):
-                lacks = ~attached.contains_digests(low, high) if once else slice(None)
-                attached.add_digests(low[lacks], high[lacks])
+                new: Any = slice(None)
+                if once and self._positions is None:
+                    _, new = np.unique(np.stack((low, high)), axis=1, return_index=True)
+                    new = new[~attached.contains_digests(low[new], high[new])]
+                attached.add_digests(low[new], high[new])
                 frame.set_bits(recent := self.layout.recent_positions_many(low))
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)

@@ -101,6 +101,19 @@ def test_a_cuckoo_filter_need_not_count(place, number):
     assert all(map(made.is_recent, keys))
 
 
+@pytest.mark.parametrize("number", [5, 4_000])
+def test_a_key_given_twice_need_not_be_counted_twice(place, number):
+    """As of rows that share a value, written by one statement, in whichever way so many keys are added."""
+    made = place.store.create("city", "a", make_layout("cuckoo"))
+    keys = [key(each) for each in some(number)]
+
+    made.add(keys + keys, once=True)
+
+    assert made.approximate_size() == number
+    made.add(keys + keys)
+    assert made.approximate_size() == 3 * number
+
+
 def test_a_recent_bit_that_is_lost_is_noticed(place, layout):
     """The checksum covers the recent bits too: without one a remembered absence would outlive the row's creation."""
     made = place.store.create("city", "a", layout)
