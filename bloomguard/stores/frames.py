@@ -128,7 +128,8 @@ class FrameGeneration(Generation):
             with self._changing(frame, False):
                 new: Any = slice(None)
                 if once and self._positions is None:
-                    _, new = np.unique(np.stack((low, high)), axis=1, return_index=True)
+                    # If two keys differ in the high part alone, the check below misses one of them.
+                    _, new = np.unique(low, return_index=True)
                     new = new[~attached.contains_digests(low[new], high[new])]
                 attached.add_digests(low[new], high[new])
                 frame.set_bits(recent := self.layout.recent_positions_many(low))
