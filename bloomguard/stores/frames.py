@@ -58,7 +58,6 @@ class FrameGeneration(Generation):
         self._positions: Callable[[int], list[int]] | None = layout.shape.positions if plain else None  # type: ignore[attr-defined]
         self._many = max(_MANY_KEYS, layout.total_bytes // _BYTES_A_KEY[plain])
         self._several = min(_SEVERAL_KEYS * len(buffers), self._many) if plain else self._many
-        self.might_contain = self._might_contain
         if len(buffers) == 1:
             self._shard(0)
 
@@ -75,10 +74,10 @@ class FrameGeneration(Generation):
             self._frames[index], self._filters[index] = frame, attached
             filters = [known for known in self._filters if known is not None]
             if len(filters) == len(self._filters):
-                self.might_contain = self.layout.checker(filters)
+                self.might_contain = self.layout.checker(filters)  # type: ignore[assignment, method-assign]
         return frame, attached
 
-    def _might_contain(self, key: bytes) -> bool:
+    def might_contain(self, key: bytes) -> bool:
         shard, digest = self.layout.locate(key)
         return self._shard(shard)[1].might_contain_digest(digest)
 

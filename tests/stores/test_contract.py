@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import random
 import re
 import sys
 import threading
+import weakref
 from dataclasses import replace
 from weakref import WeakKeyDictionary
 
@@ -178,6 +180,21 @@ def test_whoever_opens_it_sees_what_was_added(place, layout):
     opened.add_many(np.array(numbers[150:]))
 
     assert all(each.might_contain(key(number)) for number in numbers for each in (made, opened))
+
+
+def test_a_generation_that_nobody_holds_is_gone_at_once(place, layout):
+    """The process may collect cycles much later: until then a mapped file would keep its space on the disk."""
+    place.store.create("city", "a", layout).add([key(1)])
+    opened = place.again().open("city", "a", find)
+    assert opened.might_contain(key(1))  # which looks into one shard
+    gone = weakref.ref(opened)
+
+    gc.disable()
+    try:
+        del opened
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_generation_can_be_opened_before_it_is_sealed(place, layout):

@@ -55,11 +55,10 @@ class RedisGeneration(Generation):
         self._store = store
         self._draft = draft
         self._kind = commands_class(layout)(layout, self.keys)
-        self.might_contain = self._might_contain
 
     # -- checks
 
-    def _might_contain(self, key: bytes) -> bool:
+    def might_contain(self, key: bytes) -> bool:
         shard, digest = self.layout.locate(key)
         (reply,) = self._store.read([self._kind.check(shard, digest)], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
