@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any
 
 import pytest
+import redis
 
 from bloomguard.filters import KeyHash
 from bloomguard.filters.codec import new_tag
@@ -17,6 +18,9 @@ from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.memory import MemoryStore
+from bloomguard.stores.redis import RedisStore
+from tests.support import servers
+from tests.support.patience import PATIENT
 from tests.support.proxy import Proxy
 from tests.support.servers import Valkey, until
 
@@ -96,12 +100,38 @@ class Place:
     again: Callable[[], Store]
 
 
+def in_memory() -> Place:
+    store = MemoryStore("default", max_bytes=64 << 20)
+    return Place(store, lambda: store)
+
+
+def in_files(path: Path) -> Place:
+    return Place(FileStore("default", path=path), lambda: FileStore("default", path=path))
+
+
 @pytest.fixture(params=["memory", "file"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    if request.param == "memory":
-        store = MemoryStore("default", max_bytes=64 << 20)
-        return Place(store, lambda: store)
-    return Place(FileStore("default", path=tmp_path / "s"), lambda: FileStore("default", path=tmp_path / "s"))
+    """Each store whose bytes a test can reach."""
+    return in_memory() if request.param == "memory" else in_files(tmp_path / "s")
+
+
+@pytest.fixture(params=["memory", "file", "redis"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
+    """Each store."""
+    if request.param != "redis":
+        yield in_memory() if request.param == "memory" else in_files(tmp_path / "s")
+        return
+    with redis.Redis.from_url(servers.valkey()) as client:
+        client.flushall()
+    made: list[RedisStore] = []
+
+    def make() -> RedisStore:
+        made.append(RedisStore("default", url=servers.valkey(), **PATIENT))
+        return made[-1]
+
+    yield Place(make(), make)
+    for each in made:
+        each.close()
 
 
 @pytest.fixture

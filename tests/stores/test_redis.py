@@ -19,7 +19,7 @@ from django.core.cache import caches
 from django.core.checks import run_checks
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
-from bloomguard.filters import CorruptFilter, KeyHash
+from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode
 from bloomguard.process import seconds
 from bloomguard.stores import stores
@@ -32,7 +32,7 @@ from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
 from tests.support.patience import PATIENT
 
-from .conftest import KEY_ID, KINDS, RANGE, fill, find, key, make_layout
+from .conftest import KINDS, RANGE, fill, find, key, make_layout
 
 
 def some(count, low=-200, high=RANGE + 200, seed=1):
@@ -107,14 +107,6 @@ def test_many_keys_are_asked_for_in_one_trip(store, layout):
     store.drop("city", "a")
     with pytest.raises(CorruptFilter):
         made.might_contain_many(keys)
-
-
-def test_a_new_generation_holds_nothing(store, layout):
-    """A generation that was just made says no to everything."""
-    generation = store.create("city", "a", layout)
-
-    assert not any(generation.might_contain(key(number)) for number in some(200))
-    assert fill(generation) == 0
 
 
 def test_a_builder_finds_what_it_has_not_brought_yet(store):
@@ -194,33 +186,6 @@ def test_what_is_added_is_recent(store, make_store, layout, number):
 
 async def recents(generation, numbers):
     return [await generation.ais_recent(key(number)) for number in numbers[:300]]
-
-
-@pytest.mark.parametrize("number", [5, 3_000])
-def test_a_cuckoo_filter_need_not_count(store, number):
-    """With ``once`` a key that is in the filter is not added again, yet it is recent."""
-    made = store.create("city", "a", make_layout("cuckoo"))
-    keys = [key(each) for each in some(number)]
-    made.add_many(np.array(some(number)))
-    made.seal()
-
-    made.add(keys, once=True)
-    made.add([key(RANGE + 1_000)], once=True)
-
-    assert made.approximate_size() == number + 1
-    assert all(map(made.is_recent, keys[:300]))
-    made.discard(keys)
-    assert not any(made.might_contain_many(keys))
-
-
-def test_missing_is_not_empty(store):
-    """A generation that is not there is unknown; it neither says no nor comes into being."""
-    store.create("other", "a", make_layout())
-
-    with pytest.raises(UnknownGeneration):
-        store.open("city", "a", find)
-
-    assert store.names("city") == []
 
 
 def test_a_dropped_generation_is_gone_and_leaves_nothing(store, make_store, server, layout):
@@ -512,22 +477,6 @@ def test_what_servers_are_named_by_shows_no_password():
         {"cluster": True, "sentinels": None, "sentinel_options": None},
     ):
         assert SECRET not in repr(find_servers(url=url, **common, **options))
-
-
-def test_an_unknown_key_id_is_not_trusted(store):
-    """A generation built with a secret or for a definition that nobody knows any more is unknown."""
-    store.create("city", "a", make_layout(key_id=KEY_ID + 1))
-
-    with pytest.raises(UnknownGeneration, match="SECRET_KEY"):
-        store.open("city", "a", find)
-
-
-def test_keys_of_another_width_are_not_trusted(store):
-    """A generation for keys of 8 bytes is not asked about keys of 16."""
-    store.create("city", "a", make_layout())
-
-    with pytest.raises(CorruptFilter, match="belongs to another generation"):
-        store.open("city", "a", lambda key_id: KeyHash(16, b"08364156789abcdef"))
 
 
 def test_all_generations_get_a_key_in_one_trip(store, server, layout):
