@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,11 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def key(number: int) -> bytes:
     return number.to_bytes(8, "little", signed=True)
+
+
+def some(count: int, low: int = -200, high: int = RANGE + 200, seed: int = 1) -> list[int]:
+    """Numbers at random, each once: most in the range of a bitmap, some outside."""
+    return random.Random(seed).sample(range(low, high), count)
 
 
 def find(key_id: int) -> KeyHash | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
-import random
 import re
 import sys
 import threading
@@ -22,11 +21,7 @@ from bloomguard.filters.codec import Frame
 from bloomguard.stores import frames
 from bloomguard.stores.memory import MemoryStore
 
-from .conftest import HASH, KEY_ID, RANGE, fill, find, key, make_layout
-
-
-def some(count, low=-200, high=RANGE + 200, seed=1):
-    return random.Random(seed).sample(range(low, high), count)
+from .conftest import HASH, KEY_ID, RANGE, fill, find, key, make_layout, some
 
 
 def test_a_new_generation_holds_nothing(anywhere, layout):

@@ -7,17 +7,11 @@ import math
 
 import numpy as np
 import pytest
-import redis
 
 from bloomguard.filters import CuckooFilter
 from bloomguard.filters.codec import new_tag
 from bloomguard.filters.layout import Layout
 from bloomguard.filters.sizing import GROWTH, WORSE
-from bloomguard.stores.file import FileStore
-from bloomguard.stores.memory import MemoryStore
-from bloomguard.stores.redis import RedisStore
-from tests.support import servers
-from tests.support.patience import PATIENT
 
 from .conftest import HASH, KEY_ID, find, key
 
@@ -31,19 +25,9 @@ KINDS = {
 }
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
-def store(request, tmp_path):
-    if request.param == "memory":
-        yield MemoryStore("default")
-    elif request.param == "file":
-        yield FileStore("default", path=tmp_path / "s")
-    else:
-        url = servers.valkey()
-        made = RedisStore("default", url=url, **PATIENT)
-        with redis.Redis.from_url(url) as client:
-            client.flushall()
-        yield made
-        made.close()
+@pytest.fixture
+def store(anywhere):
+    return anywhere.store
 
 
 def plan(kind, error_rate, shard_bytes=1 << 25):

@@ -13,7 +13,6 @@ import redis
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.stores import disk, pages
 from bloomguard.stores.file import FileStore
-from bloomguard.stores.memory import MemoryStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
@@ -27,25 +26,15 @@ PAGE = Page("city", MINUTE, 100)
 
 
 @pytest.fixture
-def files(tmp_path):
+def files(files):
     """A file store in which a filter was built once."""
-    store = FileStore("default", path=tmp_path / "s")
-    store.prepare("city")
-    return store
+    files.prepare("city")
+    return files
 
 
-@pytest.fixture(params=["memory", "file", "redis"])
-def store(request, files):
-    if request.param == "memory":
-        yield MemoryStore("default")
-    elif request.param == "file":
-        yield files
-    else:
-        with redis.Redis.from_url(servers.valkey()) as client:
-            client.flushall()
-        made = RedisStore("default", url=servers.valkey(), **PATIENT)
-        yield made
-        made.close()
+@pytest.fixture
+def store(anywhere, files):
+    return anywhere.store
 
 
 def kept(store, page=PAGE):
@@ -79,7 +68,7 @@ def test_a_cell_stops_at_its_highest_number(store):
     assert kept(store) == {4: 1, 5: 2**32 - 1, 6: 1}
 
 
-@pytest.mark.parametrize("store", ["memory", "file"], indirect=True)
+@pytest.mark.parametrize("anywhere", ["memory", "file"], indirect=True)
 @pytest.mark.parametrize(("step", "pages"), [(MINUTE, 7), (HOUR, 5)])
 def test_old_pages_go(store, step, pages):
     """By minute there is a day, by hour a month, and the page that is written: all else goes, a wrong clock's too."""
@@ -92,7 +81,7 @@ def test_old_pages_go(store, step, pages):
     assert kept(store, Page("city", HOUR if step == MINUTE else MINUTE, 3))
 
 
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
+@pytest.mark.parametrize("anywhere", ["redis"], indirect=True)
 @pytest.mark.parametrize(("step", "days"), [(MINUTE, 1), (HOUR, 31)])
 def test_a_server_drops_old_pages_itself(store, step, days):
     """Each page has an expiry, counted from the last row that was written to it."""
@@ -103,7 +92,7 @@ def test_a_server_drops_old_pages_itself(store, step, days):
         assert days * 86_400 - 60 < client.ttl(key) <= days * 86_400
 
 
-@pytest.mark.parametrize("store", ["redis"], indirect=True)
+@pytest.mark.parametrize("anywhere", ["redis"], indirect=True)
 def test_a_page_on_a_server_is_no_larger_than_it_has_to_be(store):
     """A page takes its own bytes from the start, not twice as many once it has grown."""
     for cell in (0, 50, LAST):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import random
 import re
 import threading
 import traceback
@@ -32,17 +31,7 @@ from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
 from tests.support.patience import PATIENT
 
-from .conftest import KINDS, RANGE, fill, find, key, make_layout
-
-
-def some(count, low=-200, high=RANGE + 200, seed=1):
-    return random.Random(seed).sample(range(low, high), count)
-
-
-@pytest.fixture(params=[(kind, size) for kind in KINDS for size in (1 << 25, 1 << 12)], ids=str)
-def layout(request):
-    """Each kind that a server can hold, in one shard and in several."""
-    return make_layout(*request.param)
+from .conftest import fill, find, key, make_layout, some
 
 
 @pytest.fixture
