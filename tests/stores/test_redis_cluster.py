@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from collections import Counter
 from contextlib import closing
 
@@ -241,6 +243,29 @@ def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster, redis_cl
 
     assert store.names("city") == ["a"]
     store.close()
+
+
+def test_a_node_that_gets_other_addresses_keeps_no_connection_to_the_old_ones(redis_clock):
+    """As a container does with each restart: a process would run out of descriptors."""
+    cluster = servers.Cluster(1)
+    fronts = [Proxy(cluster.nodes[0].port) for _ in range(5)]
+    store = RedisStore("default", url=cluster.urls, cluster=True, **PATIENT)
+    links = []
+    try:
+        for front in fronts:
+            with cluster.nodes[0].client() as admin:
+                admin.config_set("cluster-announce-port", front.port)
+            redis_clock.sleep(1)
+            assert store.names("city") == []
+            links.append(weakref.ref(store._reads.link(("127.0.0.1", front.port))))
+
+        gc.collect()
+        assert [link() is None for link in links] == [True] * 4 + [False]
+    finally:
+        store.close()
+        for front in fronts:
+            front.close()
+        cluster.stop()
 
 
 def test_an_identity_is_one_clusters_own(store, make_store, cluster):

@@ -253,7 +253,8 @@ class AsyncClusterLink:
 
     async def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
         """Query all nodes at once; raises :class:`StoreError`, but only after all of its tasks have ended."""
-        calls = [self._link(each.address).identified(each.commands, each.identity) for each in queries]
+        links = [await self._link(each.address) for each in queries]
+        calls = [link.identified(each.commands, each.identity) for link, each in zip(links, queries)]
         if len(calls) == 1:
             return [await calls[0]]
         answers: list[NodeReplies] = []
@@ -263,9 +264,13 @@ class AsyncClusterLink:
             answers.append(found)
         return answers
 
-    def _link(self, address: Address) -> AsyncLink:
+    async def _link(self, address: Address) -> AsyncLink:
         link = self._links.get(address)
-        return link or self._links.setdefault(address, self._make_link(address))
+        if link is None:
+            for gone in self.cluster.pop_gone(self._links):
+                await gone.close()
+            link = self._links.setdefault(address, self._make_link(address))
+        return link
 
     async def close(self) -> None:
         """Close this loop's connections; the next round trip opens new ones."""

@@ -157,7 +157,6 @@ class Cluster:
         if known is None or commands.clock() - known[0] >= PROVED_SECONDS:
             asked = commands.clock()
             known = self._latest = asked, (yield from self._read())
-            self._nodes = known[1].nodes
         latest = known[1]
         if identity is None:
             return latest
@@ -167,6 +166,15 @@ class Cluster:
         for old in list(self._maps)[:-_MAPS]:
             self._maps.pop(old, None)
         return latest
+
+    def pop_gone(self, links: dict[Address, Any]) -> list[Any]:
+        """Remove the links to addresses that no node has any more, as after the restart of a container; return them.
+
+        Close them: otherwise their connections stay half open.
+        """
+        known = {*self._seeds, *self._nodes}.union(*[kept.nodes for kept in list(self._maps.values())])
+        popped = [links.pop(address, None) for address in set(links) - known]
+        return [link for link in popped if link is not None]
 
     def _read(self) -> Steps:
         failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
@@ -190,6 +198,7 @@ class Cluster:
             node = numbers.setdefault(address, len(numbers))
             ranges.setdefault(node, []).append((first, last))
             holders[first : last + 1] = [node] * (last + 1 - first)
+        self._nodes = tuple(numbers)
         answers = yield [NodeCommands(address, [("", ("PING",))]) for address in numbers]
         identities = tuple(identity for identity, _ in answers)
         ranges_held = sorted(f"{identities[node]} {sorted(some)}" for node, some in ranges.items())
@@ -248,10 +257,14 @@ class ClusterLink:
     def link(self, address: Address) -> Link:
         """Return the link to one node."""
         link = self._links.get(address)
-        return link or self._links.setdefault(address, self._make_link(address))
+        if link is None:
+            for gone in self.cluster.pop_gone(self._links):
+                with suppress(Exception):
+                    gone.close()
+            link = self._links.setdefault(address, self._make_link(address))
+        return link
 
     def close(self) -> None:
         """Close all connections; the next round trip opens new ones."""
         for link in list(self._links.values()):
-            with suppress(StoreError):
-                link.close()
+            link.close()
