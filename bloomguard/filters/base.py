@@ -333,7 +333,6 @@ class BodyFilter(Filter):
         return changes
 
     def add(self, key: bytes) -> None:
-        """Add ``key``."""
         self._apply(self.writes(self.digest(key)))
 
     def _apply(self, writes: Writes) -> None:
@@ -342,11 +341,9 @@ class BodyFilter(Filter):
             body[offset : offset + len(data)] = data
 
     def clear(self) -> None:
-        """Remove all keys."""
         np.frombuffer(self.body, np.uint8)[:] = 0
 
     def stats(self) -> Stats:
-        """Return size, fill and expected error rate."""
         return Stats(
             kind=self.kind,
             capacity=self.capacity,

@@ -60,8 +60,7 @@ class KeyHash:
             raise InvalidShape(f"a secret of {len(secret)} bytes; it has to be empty or of 16 to 64 bytes")
         self.width = width
         self.secret = secret if width is None else secret[:width]
-        namespace = self.names()
-        self.digest = eval(f"lambda key: {self.expression}", namespace)
+        self.digest = compile_function("key", self.names(), f"return {self.expression}")
 
     @classmethod
     def of(cls, header: Header, secret: bytes) -> KeyHash:

@@ -330,7 +330,6 @@ class RotatingBloomFilter(LayeredFilter):
         self.window, self.windows = window, windows
 
     def clear(self) -> None:
-        """Remove all keys."""
         self.layers = []
         self._epochs: list[int] = []  # the number of each layer's window, oldest first
 

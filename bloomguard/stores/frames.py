@@ -78,6 +78,7 @@ class FrameGeneration(Generation):
         return frame, attached
 
     def might_contain(self, key: bytes) -> bool:
+        """See :attr:`Generation.might_contain`."""
         shard, digest = self.layout.locate(key)
         return self._shard(shard)[1].might_contain_digest(digest)
 

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...exceptions import StoreError
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.cuckoo_table import CODES, SLOTS, CuckooShape
 from ...filters.layout import Layout
@@ -47,11 +48,16 @@ def with_script(command: Command) -> Command:
 
 
 class Fingerprints:
-    """Commands that check, add and discard keys in the shards of a cuckoo filter of at most :data:`MOST_BUCKETS`."""
+    """Commands that check, add and discard keys in the shards of a cuckoo filter.
+
+    Raises :class:`StoreError` if a shard has more than :data:`MOST_BUCKETS`.
+    """
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
         shape = layout.shape
         assert isinstance(shape, CuckooShape)
+        if shape.buckets > MOST_BUCKETS:
+            raise StoreError(f"{shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
         self._shape = shape
         self._keys = keys
         self.fields = BitFields(layout, keys)

@@ -11,12 +11,11 @@ from ...filters import CorruptFilter, FilterError
 from ...filters.base import BodyFilter
 from ...filters.bulk import np, one_by_one
 from ...filters.codec import Frame
-from ...filters.cuckoo_table import CuckooShape
 from ...filters.layout import Layout
 from ..base import Generation
 from .bits import GET, Bits
 from .commands import Command, Part
-from .cuckoo import MOST_BUCKETS, Fingerprints
+from .cuckoo import Fingerprints
 from .loading import PIECE, Draft, join_bits, join_fingerprints
 
 if TYPE_CHECKING:
@@ -29,16 +28,6 @@ _MANY = 64  # keys from which on numpy computes their bits faster
 _HEADERS = 256  # headers to read in one round trip
 _DIGESTS = 1_000  # keys to add in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip
-
-
-def commands_class(layout: Layout) -> type[Bits] | type[Fingerprints]:
-    """Return the class that makes the Redis commands; raises :class:`StoreError` for too large a cuckoo filter."""
-    if layout.filter_class.plain_bits:
-        return Bits
-    assert isinstance(layout.shape, CuckooShape)
-    if layout.shape.buckets > MOST_BUCKETS:
-        raise StoreError(f"{layout.shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
-    return Fingerprints
 
 
 class RedisGeneration(Generation):
@@ -54,11 +43,12 @@ class RedisGeneration(Generation):
         self.supports_async = store.supports_async
         self._store = store
         self._draft = draft
-        self._kind = commands_class(layout)(layout, self.keys)
+        self._kind = (Bits if layout.filter_class.plain_bits else Fingerprints)(layout, self.keys)
 
     # -- checks
 
     def might_contain(self, key: bytes) -> bool:
+        """See :attr:`Generation.might_contain`."""
         shard, digest = self.layout.locate(key)
         (reply,) = self._store.read([self._kind.check(shard, digest)], self.identity)
         return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))

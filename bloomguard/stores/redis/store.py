@@ -33,7 +33,7 @@ from .cluster import Address, ClusterLink, spread
 from .commands import Command
 from .connection import Link
 from .cuckoo import with_script
-from .generation import RedisGeneration, commands_class
+from .generation import RedisGeneration
 from .loading import Draft, journal_key, load_key, make
 from .topology import ClusterServers, find_servers, options_of_cache
 
@@ -161,11 +161,10 @@ class RedisStore(Store):
         return [f"{whole}:{{{spread(whole, copy)}}}" for copy in range(_LISTS)] if self._clustered else [whole]
 
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
-        commands_class(layout)
         identity, layout = self._bulk.identity(), bound(layout, guard, name, self.prefix)
-        self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
         draft = Draft(layout)
         made = RedisGeneration(self, guard, name, layout, identity, draft)
+        self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
         try:
             make(self, layout, made.keys, draft.frames, identity)
         except StoreError as error:
