@@ -36,7 +36,6 @@ from django.test import Client, override_settings  # noqa: E402
 
 from bloomguard.exceptions import StoreError  # noqa: E402
 from bloomguard.filters import KeyHash  # noqa: E402
-from bloomguard.filters.codec import new_tag  # noqa: E402
 from bloomguard.filters.layout import Layout  # noqa: E402
 from bloomguard.guards import registry  # noqa: E402
 from bloomguard.models import GuardState  # noqa: E402
@@ -62,7 +61,6 @@ def plan(capacity: int, error_rate: float, shard_bytes: int) -> Layout:
         key_hash=KeyHash(8, b"0123456789abcdef"),
         capacity=capacity,
         error_rate=error_rate,
-        tag=new_tag(),
         shard_bytes=shard_bytes,
     )
 

@@ -8,7 +8,6 @@ from itertools import count
 from pathlib import Path
 
 from bloomguard.filters import BloomFilter, KeyHash
-from bloomguard.filters.codec import new_tag
 from bloomguard.filters.layout import Layout
 from bloomguard.stores.file import FileStore
 
@@ -47,9 +46,7 @@ def against_bloomsieve(report: Report) -> None:
         report.add(what, ratio(taken, "ours", "bloomsieve"), against="bloomsieve")
 
     with tempfile.TemporaryDirectory(prefix="bloomguard-bench-") as folder:
-        layout = Layout.plan(
-            key_hash=KeyHash(None, b"sixteen bytes ok"), capacity=COUNT, error_rate=RATE, tag=new_tag(), key_id=1
-        )
+        layout = Layout.plan(key_hash=KeyHash(None, b"sixteen bytes ok"), capacity=COUNT, error_rate=RATE, key_id=1)
         shared = FileStore("bench", path=Path(folder) / "ours").create("words", "a", layout)
         shared.add_many(members)
         shared.seal()

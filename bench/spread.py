@@ -27,7 +27,7 @@ Name = Callable[[str, str, int], str]
 def layout(ids: int, shard_bytes: int) -> Layout:
     """A Bloom filter with room for half as many again as there are rows, as a rebuild makes it; allocates nothing."""
     hashed = KeyHash(8, b"0123456789abcdef")
-    return Layout.plan(key_hash=hashed, capacity=ids * 3 // 2, error_rate=0.001, tag=1, shard_bytes=shard_bytes)
+    return Layout.plan(key_hash=hashed, capacity=ids * 3 // 2, error_rate=0.001, shard_bytes=shard_bytes)
 
 
 def busiest(planned: Layout, name: Name, nodes: int) -> float:

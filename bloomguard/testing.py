@@ -199,7 +199,7 @@ def _meaning(answer: GuardAnswer) -> str:
 @lru_cache
 def _layout(kind: str) -> Layout:
     """Return a layout of ``kind``, for what asks a generation about its filter; it allocates nothing."""
-    return Layout.plan(key_hash=KeyHash(None, bytes(32)), capacity=1_000, error_rate=0.001, tag=1, kind=kind)
+    return Layout.plan(key_hash=KeyHash(None, bytes(32)), capacity=1_000, error_rate=0.001, kind=kind)
 
 
 class _Keys(Generation):

@@ -57,18 +57,16 @@ class Layout:
         key_hash: KeyHash,
         capacity: int,
         error_rate: float,
-        tag: int = 0,
         key_id: int = 0,
         shard_bytes: int = SHARD_BYTES,
         kind: str = "bloom",
-        max_bytes: int = MAX_BYTES,
         **options: Any,
     ) -> Layout:
         """Return the layout of a filter of ``kind`` for ``capacity`` keys; allocates nothing.
 
         ``options`` depend on the kind: ``hashes`` for "bloom"; ``fingerprint_bits`` for "cuckoo" (default 32, as
         discards need distinct fingerprints); ``low``, ``high`` and ``overflow`` for "bitmap". Raises
-        :class:`InvalidShape`, and :class:`TooLarge` for more than ``max_bytes`` in total.
+        :class:`InvalidShape`, and :class:`TooLarge` for more than :data:`MAX_BYTES` in total.
         """
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
@@ -78,14 +76,14 @@ class Layout:
             shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
         except TypeError as error:
             raise InvalidShape(f"options {options!r} for a {kind} filter: {error}") from error
-        if shape.body_bytes * shards > max_bytes or shards > MAX_SHARDS:
+        if shape.body_bytes * shards > MAX_BYTES or shards > MAX_SHARDS:
             raise TooLarge(
                 f"{capacity:,} keys at {error_rate:.3g} take {shape.body_bytes * shards:,} bytes in {shards:,} shards "
-                f"as a {kind} filter; at most {max_bytes:,} bytes and {MAX_SHARDS:,} shards are possible"
+                f"as a {kind} filter; at most {MAX_BYTES:,} bytes and {MAX_SHARDS:,} shards are possible"
             )
         first = Header(
             kind=kind,
-            tag=tag,
+            tag=0,
             capacity=shape.capacity,
             error_rate=sizing.check_error_rate(error_rate),
             body_bytes=shape.body_bytes,

@@ -30,7 +30,7 @@ def test_the_smaller_one_is_taken(summary, rate, kind):
 def test_a_choice_is_what_a_layout_takes(high):
     """Kind, capacity and options go to ``Layout.plan`` as they are, and take the fewest bytes."""
     choice = choose(KeysSummary(count=1_000_000, low=1, high=high), 0.01, capacity=1_000_000)
-    plan = partial(Layout.plan, key_hash=KeyHash(8), error_rate=0.01, tag=1, capacity=choice.capacity)
+    plan = partial(Layout.plan, key_hash=KeyHash(8), error_rate=0.01, capacity=choice.capacity)
     layout = plan(kind=choice.kind, **choice.options)
 
     assert layout.total_bytes <= min(plan(kind="bloom").total_bytes, plan(kind="bitmap", low=1, high=high).total_bytes)

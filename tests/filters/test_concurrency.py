@@ -31,7 +31,7 @@ def churn(frame, filter, rounds):
 
 @pytest.fixture
 def built():
-    layout = Layout.plan(key_hash=KeyHash(8), capacity=CAPACITY, error_rate=0.01, tag=5, kind="cuckoo")
+    layout = Layout.plan(key_hash=KeyHash(8), capacity=CAPACITY, error_rate=0.01, kind="cuckoo")
     memory = mmap.mmap(-1, layout.frame_bytes)
     frame = Frame.format(layout.headers[0], memoryview(memory))
     filter = layout.attach(frame)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bloomguard.filters import CorruptFilter, InvalidShape, KeyHash, TooLarge
-from bloomguard.filters.codec import Frame, Header, new_tag
+from bloomguard.filters.codec import Frame, Header
 from bloomguard.filters.layout import Layout
 
 SECRET = b"0123456789abcdef"
@@ -26,7 +26,6 @@ def build(kind, shard_bytes=1 << 25, width=8, capacity=20_000, **options):
         key_hash=KeyHash(width, SECRET),
         capacity=capacity,
         error_rate=0.01,
-        tag=new_tag(),
         kind=kind,
         shard_bytes=shard_bytes,
         **(options or KINDS[kind]),
@@ -152,7 +151,7 @@ def test_a_guard_that_discards_gets_wide_fingerprints():
     ],
 )
 def test_a_plan_that_makes_no_sense_names_the_value(wrong, message):
-    plan = {"key_hash": KeyHash(8), "capacity": 10, "error_rate": 0.01, "tag": 1} | wrong
+    plan = {"key_hash": KeyHash(8), "capacity": 10, "error_rate": 0.01} | wrong
     with pytest.raises(InvalidShape, match=message):
         Layout.plan(**plan)
 
@@ -160,7 +159,7 @@ def test_a_plan_that_makes_no_sense_names_the_value(wrong, message):
 def test_a_plan_that_would_not_fit_is_refused_with_its_size():
     """Nothing is allocated, not even the list of shards."""
     with pytest.raises(TooLarge, match=r"take 1,\d{3},\d{3},\d{3},\d{3} bytes in 41,\d{3} shards"):
-        Layout.plan(key_hash=KeyHash(8), capacity=1 << 40, error_rate=0.01, tag=1)
+        Layout.plan(key_hash=KeyHash(8), capacity=1 << 40, error_rate=0.01)
 
 
 def test_a_checker_wants_the_filters_of_all_shards():

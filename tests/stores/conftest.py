@@ -14,7 +14,6 @@ import pytest
 import redis
 
 from bloomguard.filters import KeyHash
-from bloomguard.filters.codec import new_tag
 from bloomguard.filters.layout import Layout
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.file import FileStore
@@ -60,7 +59,6 @@ def make_layout(kind: str = "bloom", shard_bytes: int = 1 << 25, capacity: int =
         key_hash=HASH,
         capacity=capacity,
         error_rate=0.01,
-        tag=new_tag(),
         key_id=key_id,
         kind=kind,
         shard_bytes=shard_bytes,

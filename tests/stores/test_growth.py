@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bloomguard.filters import CuckooFilter
-from bloomguard.filters.codec import new_tag
 from bloomguard.filters.layout import Layout
 from bloomguard.filters.sizing import GROWTH, WORSE
 
@@ -35,7 +34,6 @@ def plan(kind, error_rate, shard_bytes=1 << 25):
         key_hash=HASH,
         capacity=CAPACITY,
         error_rate=error_rate,
-        tag=new_tag(),
         key_id=KEY_ID,
         kind=kind.split()[0],
         shard_bytes=shard_bytes,

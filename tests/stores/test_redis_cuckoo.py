@@ -12,7 +12,7 @@ import redis
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
-from bloomguard.filters.codec import Frame, decode, new_tag
+from bloomguard.filters.codec import Frame, decode
 from bloomguard.filters.layout import Layout
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
@@ -43,7 +43,6 @@ def small(bits, capacity=120):
         key_hash=HASH,
         capacity=capacity,
         error_rate=0.05,
-        tag=new_tag(),
         key_id=KEY_ID,
         kind="cuckoo",
         fingerprint_bits=bits,
@@ -259,7 +258,6 @@ def test_shards_too_large_for_exact_numbers_are_refused(store):
         key_hash=HASH,
         capacity=300_000_000,
         error_rate=0.05,
-        tag=new_tag(),
         kind="cuckoo",
         fingerprint_bits=8,
         shard_bytes=1 << 30,

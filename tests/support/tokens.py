@@ -99,7 +99,6 @@ class World:
             key_hash=key_hash,
             capacity=CAPACITY,
             error_rate=0.05,
-            tag=self.random.getrandbits(62) | 1,
             key_id=key_id,
             kind="cuckoo",
             shard_bytes=1 << 20,
