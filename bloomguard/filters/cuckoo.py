@@ -321,8 +321,7 @@ class CuckooFilter(BodyFilter):
         """Return the number of fingerprints in the table, in one pass over it."""
         return int(np.count_nonzero(cuckoo_table.slots_of(self)))
 
-    def __len__(self) -> int:
-        return self.size()
+    __len__ = size
 
     def __bool__(self) -> bool:
         return True  # an empty filter is still a filter
