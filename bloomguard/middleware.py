@@ -249,7 +249,7 @@ class BloomGuardMiddleware:
             exchange: Any = contexts.get()
             if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
-            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+            for route in table_for(getattr(request, "urlconf", None)).by_view.get(id(view), ()):
                 if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
                     continue
                 value = route.asked(request, kwargs)
@@ -272,7 +272,7 @@ class BloomGuardMiddleware:
             exchange: Any = contexts.get()
             if exchange is None or exchange.request is not request or exchange.is_over:
                 return None
-            for route in table_for(getattr(request, "urlconf", None)).by_view.get(view, ()):
+            for route in table_for(getattr(request, "urlconf", None)).by_view.get(id(view), ()):
                 if route.guard in exchange.passed or (self._exceptions_are_answered and not route.guard.public):
                     continue
                 value = route.asked(request, kwargs)

@@ -7,7 +7,6 @@ the response is the view's own. ``Guard.public`` overrides the decision.
 
 from __future__ import annotations
 
-import inspect
 import re
 import types
 from abc import ABCMeta
@@ -81,7 +80,7 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         return f"it is an instance of {type(innermost).__name__}, neither a function nor a class-based view"
     if is_class_based(innermost):
         return why_view_is_closed(innermost)
-    held = [*inspect.getclosurevars(innermost).nonlocals.values(), *(innermost.__defaults__ or ())]
+    held = [*_closure(innermost).values(), *(innermost.__defaults__ or ())]
     if not all(map(_is_constant, [*held, *(innermost.__kwdefaults__ or {}).values()])):
         return f"it closes over an object that may check the request{_where(innermost)}"
     return ""
@@ -172,8 +171,7 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
     for layer in decorators:
         if _is_function(layer) and layer.__code__ in _middleware_code():
             allowed = _SAFE if allowed is None else allowed & _SAFE
-        methods = inspect.getclosurevars(layer).nonlocals.get("request_method_list") if _is_function(layer) else None
-        if methods is not None and _is_harmless(layer):
+        if _is_harmless(layer) and (methods := _closure(layer).get("request_method_list")) is not None:
             allowed = frozenset(methods) if allowed is None else allowed & frozenset(methods)
     cls = getattr(innermost, "view_class", None)
     if isinstance(cls, type) and issubclass(cls, View):
@@ -234,14 +232,25 @@ def _middleware_code() -> frozenset[types.CodeType]:
 def _is_harmless(layer: Any) -> bool:
     if not _is_function(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
         return False
-    called = inspect.getclosurevars(layer).nonlocals
+    called = _closure(layer)
     # `__wrapped__` may not be the view that is called: `AdminSite.admin_view` hides its login check like this.
     if not any(each is layer.__wrapped__ for each in called.values()):
         return False
     if layer.__code__ in _harmless_code():
         return True
     inner = called["_pre_process_request"]
-    return type(inspect.getclosurevars(inner).nonlocals["middleware"]) in _HARMLESS_MIDDLEWARE
+    return type(_closure(inner)["middleware"]) in _HARMLESS_MIDDLEWARE
+
+
+def _closure(function: Any) -> dict[str, Any]:
+    """Return the variables that ``function`` closes over; for one without a value, which may get one, its cell."""
+    found = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # it was deleted, as at the end of `except ... as error`, or is not assigned yet
+            found[name] = cell
+    return found
 
 
 def _is_function(layer: Any) -> bool:

@@ -115,10 +115,10 @@ class RouteTable:
         self.open = [route for route in self.guarded if not route.closed]
         #: What the paths begin with that code of the project's own may read.
         self.read_by_project = tuple({each.literal for each in self.patterns if each.has_own_code})
-        #: View -> its open routes.
-        self.by_view: dict[Callable[..., Any], list[GuardedRoute]] = {}
+        #: ``id`` of a view -> its open routes. A view may be an object that has no hash.
+        self.by_view: dict[int, list[GuardedRoute]] = {}
         for route in self.open:
-            self.by_view.setdefault(route.pattern.callback, []).append(route)
+            self.by_view.setdefault(id(route.pattern.callback), []).append(route)
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from dataclasses import dataclass
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -623,6 +624,49 @@ def test_generic_views_that_look_nothing_up_are_not_found(shop, view):
     shop(view.as_view(**({"model": Product, "fields": ["name"]} if view is CreateView else {"url": "/"})))
     with registered(Product, name="auto", routes="auto") as guard:
         assert guarded_routes(guard) == []
+
+
+@dataclass
+class Comparing:
+    """A callable object that is compared by its value, so it has no hash."""
+
+    label: str = ""
+
+    def __call__(self, request, pk):
+        return function(request, pk)
+
+
+def test_a_view_without_a_hash_is_like_any_other(shop, monkeypatch, caplog):
+    """It is guarded at its lookup, or before it runs if the guard is public; it disturbs no other route."""
+    [route] = shop(Comparing())
+    assert "instance of Comparing" in route.closed
+    assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
+
+    monkeypatch.setattr(registry["product"], "public", True)
+    registry.changed()
+    assert [route.closed for route in table_for().guarded] == [""]
+    assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
+    assert [record for record in caplog.records if record.name == "bloomguard"] == []
+
+
+def of_deleted_variable():
+    cause = KeyError("no cache")
+
+    def view(request, pk):
+        if pk == 0:
+            raise Http404 from cause  # noqa: F821
+        return function(request, pk)
+
+    del cause  # as Python does at the end of `except KeyError as cause`
+    return view
+
+
+def test_a_view_that_closes_over_a_variable_without_a_value_is_closed(shop):
+    """It may get a value later, and nobody knows which."""
+    [route] = shop(of_deleted_variable())
+
+    assert "closes over" in route.closed
+    assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
 
 
 # -- the words of a 404
