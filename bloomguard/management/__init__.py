@@ -24,7 +24,24 @@ from ..rebuild.plan import EXPECTED
 _TEN_YEARS = 3650 * 86400
 
 
-class GuardsCommand(BaseCommand):
+class _Command(BaseCommand):
+    """A command of bloomguard."""
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+    def execute(self, *args: Any, **options: Any) -> str | None:
+        """Convert texts among the keyword arguments of ``call_command()``, which Django passes on as they are."""
+        for action in self.create_parser("manage.py", "")._actions:
+            if callable(action.type) and isinstance(given := options.get(action.dest), str):
+                try:
+                    options[action.dest] = action.type(given)
+                except (ArgumentTypeError, ValueError) as error:
+                    raise CommandError(str(error)) from error
+        return super().execute(*args, **options)
+
+
+class GuardsCommand(_Command):
     """A command on all guards, or the named ones; subclasses implement :meth:`run`, for the ``purpose`` in words.
 
     The errors in :data:`EXPECTED` are shown without a traceback, Ctrl-C with the text ``interrupted``.
@@ -38,10 +55,9 @@ class GuardsCommand(BaseCommand):
         parser.add_argument(
             "names", nargs="*", default=(), metavar="name", help=f"guards to {self.purpose} (default: all)"
         )
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        self._convert(options)
         self._is_quiet = not options["verbosity"]
         self._is_verbose = not (self._is_quiet or options["json"])
         try:
@@ -54,15 +70,6 @@ class GuardsCommand(BaseCommand):
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
             raise CommandError(self.interrupted, returncode=130) from None
-
-    def _convert(self, options: dict[str, Any]) -> None:
-        """Convert texts among the keyword arguments of ``call_command()``, which Django passes on as they are."""
-        for action in self.create_parser("manage.py", "")._actions:
-            if callable(action.type) and isinstance(given := options.get(action.dest), str):
-                try:
-                    options[action.dest] = action.type(given)
-                except (ArgumentTypeError, ValueError) as error:
-                    raise CommandError(str(error)) from error
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         """Do the work."""
@@ -78,12 +85,12 @@ class GuardsCommand(BaseCommand):
         return ProgressBar(guard, bars, self._is_quiet)
 
 
-class UrlsCommand(BaseCommand):
+class UrlsCommand(_Command):
     """A command on the patterns of a URLconf; subclasses implement :meth:`run`."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
-        parser.add_argument("--json", action="store_true", help="print one JSON object")
+        super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:

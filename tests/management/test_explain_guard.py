@@ -67,6 +67,15 @@ def test_a_path_is_explained(shop, capsys, url, method, verdict, reason, outcome
     assert answer["outcome"].startswith(outcome)
 
 
+def test_a_program_gives_the_method_as_the_command_line_does(shop, capsys):
+    """A keyword argument of ``call_command`` is converted as an option is."""
+    call_command("explain_guard", "/products/8/", method="get")
+
+    out = capsys.readouterr().out
+    assert "request     GET /products/8/\n" in out
+    assert "outcome     404 at the route" in out
+
+
 @pytest.mark.parametrize(
     ("middleware", "url", "outcome"),
     [

@@ -182,6 +182,17 @@ def test_names_that_are_taken(settings):
     assert complaints() == []
 
 
+def test_a_model_named_guard_does_not_take_the_place_of_ours():
+    """A company of guards has it: the model is imported under another name, so that the class is still one of ours."""
+    guard = suggest_guards.Suggestion(
+        model="shop.Guard", module="shop.models", lookup=("pk",), routes="", answers={}, hides=[]
+    )
+    code = "\n".join(suggest_guards._module([guard], []))
+
+    assert "from shop.models import Guard as ShopGuard\n" in code
+    assert "@register(ShopGuard)\nclass ShopGuardGuard(Guard):\n" in code
+
+
 def test_programs_get_the_same():
     """``--json`` has the guards, the reasons and the text."""
     text, found = suggested("shop"), json.loads(suggested("shop", "--json"))

@@ -260,11 +260,11 @@ def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> 
 
 
 def _class_names(suggestions: Sequence[Suggestion]) -> dict[str, str]:
-    """Map the label of each model to a name that no other one has."""
+    """Map the label of each model to a name that nothing else in the file has."""
     names: dict[str, str] = {}
     for each in suggestions:
         app, _, own = each.model.rpartition(".")
-        if own in names.values() and each.model not in names:
+        if own in {*names.values(), "Guard", "register"} and each.model not in names:
             own = app.title().replace("_", "") + own
         names.setdefault(each.model, own)
     return names
