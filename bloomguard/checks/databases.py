@@ -53,12 +53,13 @@ def check_routers(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 def _raising(model: type[Model], hint: str) -> Iterator[CheckMessage]:
     for each in router.routers:
         try:
-            if hasattr(each, "db_for_write") and each.db_for_write(model):
+            if hasattr(each, "db_for_write") and (alias := each.db_for_write(model)):
+                connections[alias]  # raises if `DATABASES` does not have it
                 return
         except Exception as error:
             yield Warning(
-                f"the router {type(each).__qualname__} raises {error!r} when it is asked, without hints, for the "
-                f"database to which {model._meta.label} is written.",
+                f"asked without hints for the database to which {model._meta.label} is written, the router "
+                f"{type(each).__qualname__} causes {error!r}.",
                 hint=hint,
                 obj=model,
                 id="bloomguard.W142",

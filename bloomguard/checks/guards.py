@@ -58,11 +58,13 @@ def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
 
 
 def alias_of(guard: Guard) -> str:
-    """Return the database of the guard's rows; empty if a router raises: reported as W142."""
+    """Return the database of the guard's rows; empty if the routers name none that exists: reported as W142."""
     try:
-        return router.db_for_write(guard.model)
+        alias = router.db_for_write(guard.model)
+        connections[alias]
     except Exception:
         return ""
+    return alias
 
 
 def _guard(guard: Guard) -> Iterator[CheckMessage]:

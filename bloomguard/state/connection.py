@@ -119,6 +119,7 @@ class StateConnection:
             routers, alias = self._named
             if routers is not router.routers:
                 alias = router.db_for_write(GuardState)
+                connections[alias]  # raises if `DATABASES` does not have it
                 self._named = router.routers, alias
             return alias
         except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from contextvars import ContextVar
 
@@ -10,12 +11,14 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.core.checks import run_checks
 from django.core.management import call_command
+from django.core.signals import request_started
 from django.db import connections, transaction
 from django.http import HttpResponse
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import DetailView
 
+from bloomguard.apps import log_cold_guards
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.places import is_in_one_database
@@ -267,16 +270,31 @@ class NeedsTenant:
     db_for_write = db_for_read
 
 
-@pytest.fixture
-def raising(build, settings, monkeypatch):
-    """Product 1 exists, and the filter is built; then a router raises without a tenant."""
+class NamesNone:
+    """The settings do not have the database that it names."""
+
+    def db_for_write(self, model, **hints):
+        return "gone"
+
+
+CAUSED = {
+    NeedsInstance: "KeyError('instance')",
+    NeedsTenant: "LookupError('no tenant is set')",
+    NamesNone: """ConnectionDoesNotExist("The connection 'gone' doesn't exist.")""",
+}
+
+
+@pytest.fixture(params=[NeedsTenant, NamesNone])
+def raising(request, build, settings, monkeypatch):
+    """Product 1 exists, and the filter is built; then a router raises, or names a database that does not exist."""
     Product.objects.create(pk=1)
     build("product")
     monkeypatch.setattr(StateConnection, "alias", StateConnection.asked_once)
-    settings.DATABASE_ROUTERS = [NeedsTenant()]
+    settings.DATABASE_ROUTERS = [request.param()]
+    return CAUSED[request.param]
 
 
-@pytest.mark.parametrize("router", [NeedsInstance, NeedsTenant])
+@pytest.mark.parametrize("router", CAUSED)
 def test_checks_name_a_router_that_raises(build, settings, monkeypatch, router):
     """And do not end with its exception, whatever they are to check."""
     monkeypatch.setattr(StateConnection, "alias", StateConnection.asked_once)
@@ -284,11 +302,10 @@ def test_checks_name_a_router_that_raises(build, settings, monkeypatch, router):
     for databases in (None, ["default", "postgresql"]):
         found = run_checks(include_deployment_checks=True, databases=databases)
         texts = [each.msg for each in found if each.id == "bloomguard.W142"]
-        raised = "KeyError('instance')" if router is NeedsInstance else "LookupError('no tenant is set')"
         for label in ("shop.Product", "bloomguard.GuardState"):
             assert (
-                f"the router {router.__qualname__} raises {raised} when it is asked, without hints, for the database "
-                f"to which {label} is written." in texts
+                f"asked without hints for the database to which {label} is written, the router {router.__qualname__} "
+                f"causes {CAUSED[router]}." in texts
             )
 
 
@@ -310,5 +327,13 @@ def test_without_the_state_rows_nothing_is_answered_and_no_row_is_missed(raising
     """The default database may not be that of the state rows: what it has proves nothing."""
     clock.sleep(5)
     assert registry["product"]._runtime.decide(9) is LEASE
-    with pytest.raises(StoreError, match="no tenant is set"), transaction.atomic("default"):
+    with pytest.raises(StoreError, match=re.escape(raising)), transaction.atomic("default"):
         Product.objects.using("default").create(pk=9)
+
+
+def test_the_first_request_of_a_developer_is_answered(raising, settings, clock):
+    """What looks for guards without a filter raises nothing."""
+    settings.DEBUG = True
+    request_started.connect(log_cold_guards)
+    clock.sleep(5)
+    assert Client().get("/nothing/here/").status_code == 404
