@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -214,8 +215,10 @@ class Overview:
     def lines(self) -> list[Line]:
         """A line per guard: first the guards with problems, then the others, each sorted by name."""
         table.renew(after=table.clock())  # so that the page shows changes of a moment ago
-        rows = GuardState.objects.using(table.connection.alias).in_bulk()
-        tasks = GuardTask.objects.in_bulk()
+        rows, tasks = dict[Any, GuardState](), dict[Any, GuardTask]()
+        with suppress(DatabaseError):  # each line says that the database could not be read
+            rows = GuardState.objects.using(table.connection.alias).in_bulk()
+            tasks = GuardTask.objects.in_bulk()
         left, lines = _COUNTED_BYTES, list[Line]()
         for guard in self.guards:
             row, task = rows.get(guard.name) or GuardState(name=guard.name), tasks.get(guard.name)

@@ -458,6 +458,21 @@ def test_a_guard_that_cannot_work_does_not_take_the_page_away(staff):
     assert "manage.py check" in line.replace("Manage.py", "manage.py")
 
 
+def test_before_migrate_the_page_shows_every_guard_as_cold(staff, clock):
+    """So too while the database of the state rows does not answer: the page reads what it can."""
+    client = staff("view_guardstate")
+    with connections["default"].cursor() as cursor:
+        cursor.execute("ALTER TABLE bloomguard_guardstate RENAME TO elsewhere")
+        try:
+            clock.sleep(2)
+            response = client.get(PAGE)
+        finally:
+            cursor.execute("ALTER TABLE elsewhere RENAME TO bloomguard_guardstate")
+
+    assert response.status_code == 200
+    assert response.content.decode().count(">cold<") == len(registry)
+
+
 def test_without_guards_the_page_says_what_to_do(staff, monkeypatch):
     """An app's guards.py declares them; and it says what will be seen here, without charts of nothing."""
     monkeypatch.setattr("bloomguard.admin.registry", [])
