@@ -18,10 +18,8 @@ from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
-from ..routes.patterns import Pattern, PatternIndex
+from ..routes.patterns import PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
-
-Match = Callable[[str], "dict[str, Any] | None"]
 
 
 class DoorRoute:
@@ -39,42 +37,40 @@ class DoorRoute:
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
         self.read: Callable[[str], Any] = _reader(route) or self._value
-        self._match = matcher(route.pattern)
+        self._match = route.pattern.match
         #: The earlier patterns that may match one of its paths.
-        self._overlapping = [(other.literal, matcher(other)) for other in known.overlapping(route.pattern)]
+        self._overlapping = [(other.literal, other.match) for other in known.overlapping(route.pattern)]
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"
 
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
-        found = self._resolved(path)
-        return NO_ID if found is None else self._route.value(found)
+        return self._route.value(self._resolved(path))
 
     def confirm(self, method: str, path: str, asked: Any) -> Any:
         """Return the ID that the view would get, or :data:`NO_ID`; ``asked`` itself if both have the same key.
 
         :data:`NO_ID` also if the view's query for it may raise an error.
         """
-        found = self._resolved(path) if method in self.methods else None
-        value = NO_ID if found is None else self._route.value(found)
-        if found is None or value is NO_ID or self._route.may_raise(value, found):
+        found = self._resolved(path) if method in self.methods else {}
+        value = self._route.value(found)
+        if value is NO_ID or self._route.may_raise(value, found):
             return NO_ID
         return asked if _have_same_key(self.guard, value, asked) else value
 
-    def _resolved(self, path: str) -> dict[str, Any] | None:
-        """Return the kwargs that Django's resolver captures from ``path``; ``None`` if another pattern matches."""
+    def _resolved(self, path: str) -> dict[str, Any]:
+        """Return the kwargs that Django's resolver captures from ``path``; none if another pattern matches."""
         captured = self._match(path)
         if captured is None:
-            return None
+            return {}
         for start, match in self._overlapping:
             if path.startswith(start) and match(path) is not None:
-                return None
+                return {}
         return captured
 
     def _value(self, path: str) -> Any:
-        captured = self._match(path)
-        return NO_ID if captured is None else self._route.value(captured)
+        return self._route.value(self._match(path) or {})
 
 
 class Index:
@@ -101,32 +97,6 @@ class Index:
             if routes is not None:
                 return routes
         return self._by_prefix.get("/", ())
-
-
-def matcher(pattern: Pattern) -> Match:
-    """Return ``match(path)``, which returns the kwargs that ``pattern`` captures, or ``None``.
-
-    Each step matches the rest of the path that the step before has left. The root step matches the leading slash.
-    """
-    root, *others = pattern.steps
-    if root.regex.pattern != "^/":
-        return pattern.match
-    matches = [step.match for step in others]
-
-    def match(path: str) -> dict[str, Any] | None:
-        if path[:1] != "/":
-            return None
-        rest = path[1:]
-        captured: dict[str, Any] = {}
-        for match_step in matches:
-            found = match_step(rest)
-            if found is None:
-                return None
-            rest, _, kwargs = found
-            captured.update(kwargs)
-        return captured
-
-    return match
 
 
 def own_resolvers(urlconf: Any) -> Iterator[Any]:

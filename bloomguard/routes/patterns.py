@@ -17,6 +17,7 @@ from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
 Step = RoutePattern | RegexPattern | Any
+Match = Callable[[str], "dict[str, Any] | None"]
 
 #: The literal text at the start of an expression such as ``^cities/(?P<pk>``, up to the first special character.
 _LITERAL = re.compile(r"\^?([\w/ ,;:=@%&!~'\"-]*)(?P<optional>[?*{])?")
@@ -86,16 +87,28 @@ class Pattern:
         readers = (each for step in self.steps for each in (step, *getattr(step, "converters", {}).values()))
         return not all(type(each).__module__.startswith("django.") for each in readers)
 
-    def match(self, path: str) -> dict[str, Any] | None:
-        """Return the kwargs captured from ``path``, or ``None`` if it does not match in the active language."""
-        captured: dict[str, Any] = {}
-        for step in self.steps:
-            matched = step.match(path)
-            if not matched:
+    @cached_property
+    def match(self) -> Match:
+        """A function that returns the kwargs captured from a path; ``None`` if it does not match.
+
+        Each step matches the rest of the path that the step before has left. The root step matches the leading slash.
+        """
+        matches = [step.match for step in self.steps[1:]]
+
+        def match(path: str) -> dict[str, Any] | None:
+            if path[:1] != "/":
                 return None
-            path, _, kwargs = matched
-            captured.update(kwargs)
-        return captured
+            rest = path[1:]
+            captured: dict[str, Any] = {}
+            for match_step in matches:
+                found = match_step(rest)
+                if not found:
+                    return None
+                rest, _, kwargs = found
+                captured.update(kwargs)
+            return captured
+
+        return match
 
     def is_of(self, match: ResolverMatch | None) -> bool:
         """Whether Django resolved a path to this pattern, or to one with the same view and the same name."""
@@ -150,14 +163,13 @@ class PatternIndex:
         self._by_view: dict[int, list[Pattern]] = {}
         #: Literal prefix -> positions of its patterns in `patterns`.
         self._by_literal: dict[str, list[int]] = {}
-        self._places: dict[tuple[int, ...], int] = {}
-        self._overlapping: dict[int, tuple[Pattern, ...]] = {}
-        for place, pattern in enumerate(self.patterns):
+        self._places = {pattern: place for place, pattern in enumerate(self.patterns)}
+        self._overlapping: dict[Pattern, tuple[Pattern, ...]] = {}
+        for pattern, place in self._places.items():
             if pattern.is_named:
                 self._by_name.setdefault(pattern.view_name, []).append(pattern)
             self._by_view.setdefault(id(pattern.callback), []).append(pattern)
             self._by_literal.setdefault(pattern.literal, []).append(place)
-            self._places.setdefault(_chain(pattern), place)
         self._literals = sorted(self._by_literal)
 
     def named(self, name: str) -> Sequence[Pattern]:
@@ -172,11 +184,10 @@ class PatternIndex:
 
     def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
         """Return the patterns before ``of`` that may match one of its paths."""
-        before = self._places.get(_chain(of), len(self.patterns))
-        if before not in self._overlapping:
-            places = sorted(place for place in self._beginning_alike(of.literal) if place < before)
-            self._overlapping[before] = tuple(self.patterns[place] for place in places)
-        return self._overlapping[before]
+        if of not in self._overlapping:
+            places = sorted(place for place in self._beginning_alike(of.literal) if place < self._places[of])
+            self._overlapping[of] = tuple(self.patterns[place] for place in places)
+        return self._overlapping[of]
 
     def _beginning_alike(self, mine: str) -> Iterator[int]:
         """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""
@@ -186,11 +197,6 @@ class PatternIndex:
             if not self._literals[number].startswith(mine):
                 break
             yield from self._by_literal[self._literals[number]]
-
-
-def _chain(pattern: Pattern) -> tuple[int, ...]:
-    """Identify a pattern within its URLconf by its steps, without the root: each resolver creates its own root step."""
-    return tuple(map(id, pattern.steps[1:]))
 
 
 def _text(step: Step) -> str:

@@ -22,7 +22,6 @@ from bloomguard import asgi, wsgi
 from bloomguard.door import probes
 from bloomguard.door.paths import DoorRoute
 from bloomguard.door.probes import UnsuitableRoute, absent_path
-from bloomguard.routes.patterns import PatternIndex, patterns
 from bloomguard.routes.table import table_for
 from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi, Wsgi
@@ -398,8 +397,8 @@ def test_errors_of_the_site_are_logged(shop, shielded, pages, caplog):
 
 
 def found_routes():
-    known = PatternIndex(patterns())
-    return {route.pattern.text: DoorRoute(route, known) for route in table_for().open}
+    table = table_for()
+    return {route.pattern.text: DoorRoute(route, table.index) for route in table.open}
 
 
 def test_an_absent_id_is_found_for_every_kind_of_key(shop):
