@@ -6,7 +6,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.contrib.auth import get_user_model
-from django.contrib.auth.decorators import login_not_required, login_required, permission_required
+from django.contrib.auth.decorators import login_required
 from django.core import checks
 from django.db import connections, transaction
 from django.db.models import Q
@@ -20,7 +20,7 @@ from bloomguard.guards import counters as counts
 from bloomguard.routes.discovery import NotFound, find_kwargs
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
-from tests.shop import features, views
+from tests.shop import views
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import make_guard, registered, urlconf
 
@@ -46,8 +46,6 @@ OPEN = [
     "alive",
     "alive-both",
 ]
-
-LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 
 
 @pytest.fixture
@@ -146,14 +144,6 @@ def test_rest_framework_words_its_own_404(browser, shop):
     assert browser.get("/rest/viewset/7/").json() == {"id": 7, "name": ""}
 
 
-@pytest.mark.parametrize("url", ["/private/{}/", "/permitted/{}/", "/decorated/{}/"])
-def test_nobody_learns_of_an_id_before_logging_in(browser, shop, url):
-    """A view that demands a login redirects to it, whether the row is there or not."""
-    absent, existing = browser.get(url.format(8)), browser.get(url.format(7))
-
-    assert (absent.status_code, existing.status_code) == (302, 302)
-
-
 class Noting(DetailView):
     """Writes a row before it looks for its own."""
 
@@ -184,11 +174,6 @@ def test_a_view_that_makes_its_404_is_in_its_own_transaction(
     assert Article.objects.filter(slug="visited").count() == left
 
 
-def test_rest_framework_refuses_before_it_looks(browser, shop):
-    """Permissions come first, as without bloomguard."""
-    assert [browser.get(f"/rest/private/{pk}/").status_code for pk in (7, 8)] == [403, 403]
-
-
 @pytest.mark.parametrize("url", ["/private/{}/", "/decorated/{}/", "/rest/private/{}/"])
 def test_who_is_logged_in_is_answered(browser, shop, url):
     """Behind the login an absent ID is not found, and the table of products is not asked."""
@@ -197,36 +182,6 @@ def test_who_is_logged_in_is_answered(browser, shop, url):
     assert browser.get(url.format(7), user).status_code == 200
     Product.objects.all().delete()  # the filter still says that 7 may be there, and that 8 is not
     assert [browser.get(url.format(pk), user).status_code for pk in (7, 8)] == [404, 404]
-
-
-def test_where_every_view_demands_a_login_nobody_learns_of_an_id(browser, shop, build, settings):
-    """``LoginRequiredMiddleware`` redirects strangers; who is logged in, and views without the demand, get the 404."""
-    settings.MIDDLEWARE = [*settings.MIDDLEWARE[:-1], LOGIN_REQUIRED, settings.MIDDLEWARE[-1]]
-    settings.ROOT_URLCONF = urlconf(
-        path("p/<int:pk>/", features.ProductDetail.as_view()),
-        path("open/<int:pk>/", login_not_required(features.ProductDetail.as_view())),
-        path("f/<int:pk>/", views.product, name="f"),
-    )
-    user = get_user_model().objects.create_user("ada")
-
-    with registered(Product, name="named", routes=["f"]):
-        build("named")
-        assert [browser.get(url).status_code for url in ("/p/8/", "/p/7/", "/f/8/", "/f/7/", "/open/8/")] == [
-            302
-        ] * 4 + [404]
-        answers = [browser.get(url, user) for url in ("/p/8/", "/p/7/", "/f/8/", "/f/7/")]
-    assert [answer.status_code for answer in answers] == [404, 200, 404, 200]
-    assert answers[2]["Cache-Control"] == "no-store"
-
-
-@pytest.mark.parametrize("decorate", [login_required, permission_required("shop.view_product")])
-def test_a_named_route_that_demands_something_passes(guards, browser, build, settings, decorate):
-    """Behind a decorator of ``django.contrib.auth`` a named route is answered only if the guard says it is public."""
-    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", decorate(views.product), name="f"))
-    for public, status in ((None, 302), (False, 302), (True, 404)):
-        with registered(Product, name="allowed", routes=["f"], public=public):
-            build("allowed")
-            assert browser.get("/p/8/").status_code == status
 
 
 @pytest.mark.parametrize(
