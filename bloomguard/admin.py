@@ -9,6 +9,7 @@ from typing import Any
 
 import django
 from django.contrib import admin, messages
+from django.contrib.admin.utils import unquote
 from django.core.exceptions import PermissionDenied
 from django.db import DatabaseError, connections, transaction
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect, JsonResponse
@@ -88,7 +89,7 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
         """Redirect a guard's URL, which the admin's log links to, to the page with its charts."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        return HttpResponseRedirect(f"{self._page()}?{urlencode({'guard': object_id})}")
+        return HttpResponseRedirect(f"{self._page()}?{urlencode({'guard': unquote(object_id)})}")
 
     @method_decorator(require_safe)
     def progress_view(self, request: HttpRequest) -> HttpResponse:

@@ -167,6 +167,17 @@ def test_fence_asks_first_then_fences_and_is_logged(staff, build):
     assert "Fenced: requests pass until the next rebuild." in client.get(f"{PAGE}product/history/").content.decode()
 
 
+def test_the_log_leads_to_the_guard_it_is_about(staff):
+    """Also with a character in the name that the admin quotes in its URLs."""
+    client = staff("view_guardstate")
+    with registered(Product, name="my_guard"):
+        tasks.log(str(client.user.pk), "my_guard", "done")
+        page = client.get(LogEntry.objects.get().get_admin_url(), follow=True)
+
+    assert page.status_code == 200
+    assert page.context["overview"].chosen.name == "my_guard"
+
+
 def test_fence_stands_apart_from_what_is_harmless(staff):
     """It comes last and is marked as dangerous, on the page and on its confirmation; Enforce in its own way."""
     client = staff("operate_guardstate")
