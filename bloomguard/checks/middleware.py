@@ -108,7 +108,7 @@ def _guarded_views(view: Any) -> Iterator[Any]:
     cls = view_class_of(view)
     mro = cls.__mro__ if cls is not None else ()
     methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
-    functions = [value for value in methods.values() if isinstance(value, FunctionType)]
+    functions = [value for value in methods.values() if type(value) is FunctionType]
     yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
 
 

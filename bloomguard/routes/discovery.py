@@ -20,6 +20,7 @@ from uuid import UUID
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Model, QuerySet
+from django.db.models.base import ModelBase
 from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
 from django.db.models.sql.where import ExtraWhere
@@ -68,10 +69,15 @@ def detail(pattern: Pattern) -> Detail | None:
     """Return the class-based view of one object behind ``pattern``; ``None`` if its view is of another kind.
 
     Only class attributes are read and no code of the view runs: a ``model`` that is a property, or that is set per
-    request, is ignored.
+    request, is ignored, and so is a view whose attributes raise an error.
     """
     if _DETAIL not in pattern.__dict__:  # cached: every guard needs it
-        pattern.__dict__[_DETAIL] = _detail(pattern)
+        shown = None
+        try:
+            shown = _detail(pattern)
+        except Exception as error:
+            logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
+        pattern.__dict__[_DETAIL] = shown
     found: Detail | None = pattern.__dict__[_DETAIL]
     return found
 
@@ -111,12 +117,7 @@ def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Patter
     """Map each model to the patterns whose views show one row of its table or of a child model's table."""
     found: dict[type[Model], list[Pattern]] = {}
     for pattern in patterns:
-        try:
-            shown = detail(pattern)
-        except Exception as error:  # skip this view; the other routes are still guarded
-            logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
-            continue
-        if shown is not None:
+        if (shown := detail(pattern)) is not None:
             for model in concrete(shown.model).__mro__:
                 if issubclass(model, Model):
                     found.setdefault(model, []).append(pattern)
@@ -171,10 +172,7 @@ def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) 
 
     A slug beside a primary key is only for readers: the view ignores it.
     """
-    try:
-        shown = detail(pattern)
-    except Exception:  # of a class that reads its attributes in its own way
-        return ""
+    shown = detail(pattern)
     if shown is None or not looks_up_first(shown.cls) or not issubclass(shown.cls, SingleObjectMixin):
         return ""
     if shown.cls.get_object is BaseDateDetailView.get_object:
@@ -200,7 +198,7 @@ def models_named_by(view: Any) -> list[type[Model]]:
     """Return the models that the code of a function view, or of the methods of a class, names."""
     cls = view_class_of(view)
     functions = vars(cls).values() if cls else [view]
-    found = (model for each in functions if isinstance(each, FunctionType) for model in _named_by(each))
+    found = (model for each in functions if type(each) is FunctionType for model in _named_by(each))
     return list(dict.fromkeys(found))
 
 
@@ -209,11 +207,12 @@ def _named_by(function: FunctionType) -> Iterator[type[Model]]:
     while due:
         code = due.pop()
         due += [each for each in code.co_consts if isinstance(each, CodeType)]
-        known = [function.__globals__.get(name) for name in code.co_names]
-        modules = [each for each in known if isinstance(each, ModuleType)]  # as in `models.City`
+        known: list[Any] = [function.__globals__.get(name) for name in code.co_names]
+        modules = [each for each in known if issubclass(type(each), ModuleType)]  # as in `models.City`
         known += [vars(each).get(name) for each in modules for name in code.co_names]
         for model in known:
-            if isinstance(model, type) and issubclass(model, Model) and model is not Model and not model._meta.abstract:
+            # By its type: a lazy object would be evaluated to say of which class it is.
+            if issubclass(type(model), ModelBase) and model is not Model and not model._meta.abstract:
                 yield concrete(model)
 
 

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Model
+from django.db.models.base import ModelBase
 from django.middleware.cache import CacheMiddleware, FetchFromCacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
@@ -87,14 +87,16 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether ``value`` is plain data or a model: a function can only compare it, format it or use it in a query."""
-    if isinstance(value, (tuple, list, set, frozenset)):
+    """Whether ``value`` is plain data or a model: a function can only compare it, format it or use it in a query.
+
+    Its type decides: a lazy object would be evaluated to say of which class it is.
+    """
+    kind = type(value)
+    if issubclass(kind, (tuple, list, set, frozenset)):
         return all(map(_is_constant, value))
-    if type(value) is dict:
+    if kind is dict:
         return all(map(_is_constant, value.values()))
-    if isinstance(value, type):
-        return issubclass(value, Model)
-    return value is None or isinstance(value, (str, bytes, int, float, bool, re.Pattern))
+    return issubclass(kind, (str, bytes, int, float, re.Pattern, ModelBase, types.NoneType))
 
 
 def is_class_based(view: Any) -> bool:
@@ -138,7 +140,8 @@ def why_class_is_closed(cls: type[View]) -> str:
 
 def _is_code(value: Any) -> bool:
     """Whether an attribute of a class is a method, a property or the like; a class is only a value."""
-    return (hasattr(value, "__get__") or callable(value)) and not isinstance(value, type)
+    kind = type(value)  # which also a lazy object has without being evaluated
+    return (hasattr(kind, "__get__") or callable(value)) and not issubclass(kind, type)
 
 
 def view_class_of(view: Any) -> type | None:

@@ -25,7 +25,7 @@ from django.shortcuts import aget_object_or_404, get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import path
 from django.utils.decorators import decorator_from_middleware, method_decorator
-from django.utils.functional import cached_property
+from django.utils.functional import SimpleLazyObject, cached_property
 from django.views import View
 from django.views.decorators.cache import cache_control, cache_page, never_cache
 from django.views.decorators.clickjacking import (
@@ -647,6 +647,47 @@ def test_a_view_without_a_hash_is_like_any_other(shop, monkeypatch, caplog):
     assert [route.closed for route in table_for().guarded] == [""]
     assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
     assert [record for record in caplog.records if record.name == "bloomguard"] == []
+
+
+def fail():
+    raise LookupError("too early")
+
+
+LAZY = SimpleLazyObject(fail)
+
+
+def of_lazy():
+    """A view that closes over a lazy object; its code names another one."""
+    held = SimpleLazyObject(fail)
+
+    def view(request, pk):
+        return held and LAZY
+
+    return view
+
+
+class LazyQueryset(DetailView):
+    queryset = SimpleLazyObject(fail)
+
+
+@pytest.mark.parametrize("view", [of_lazy(), LazyQueryset.as_view()], ids=["function", "class"])
+def test_a_lazy_object_of_a_view_disturbs_no_route(shop, settings, build, capsys, view):
+    """It may need the database or the request, so nobody evaluates it before the view does."""
+    from django.core.management import call_command
+
+    settings.ROOT_URLCONF = urlconf(
+        path("lazy/<int:pk>/", view, name="lazy"), path("v/<int:pk>/", function, name="product")
+    )
+    articles = registered(Article, name="articles", routes=["lazy"])
+    with registered(Product, name="both", routes=["lazy", "product"]), articles:
+        build("both")
+        checks.run_checks()
+        for command in ("guard_routes", "suggest_guards"):
+            call_command(command)
+        (status, _, _), guards = blocked(lambda: visit("/v/99/"))
+
+    assert (status, len(guards)) == (404, 1)
+    assert "/lazy/<int:pk>/" in capsys.readouterr().out
 
 
 def of_deleted_variable():

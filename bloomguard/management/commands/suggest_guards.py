@@ -141,10 +141,7 @@ def _made(model: type[Model], lookup: tuple[str, ...]) -> Guard:
 
 def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
     """Yield the models of whose rows the view seems to look up one, and by which fields."""
-    try:
-        shown = detail(pattern)
-    except Exception:  # the view's own error
-        return
+    shown = detail(pattern)
     if shown is None:
         yield from _named_in_code(pattern)
         return
