@@ -190,7 +190,9 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
 def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
     """Yield ``view`` and each function in its chain of ``__wrapped__``: the innermost one, the view itself, is last."""
     layer: Any = view
-    while layer is not None:
+    seen = set[int]()  # `wraps(view)(view)` makes a ring
+    while layer is not None and id(layer) not in seen:
+        seen.add(id(layer))
         yield layer
         own = getattr(layer, "__dict__", {})
         dispatch = getattr(own.get("view_class") or own.get("cls"), "dispatch", None)

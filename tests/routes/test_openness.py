@@ -690,6 +690,18 @@ def test_a_lazy_object_of_a_view_disturbs_no_route(shop, settings, build, capsys
     assert "/lazy/<int:pk>/" in capsys.readouterr().out
 
 
+def test_a_view_that_wraps_itself_is_a_plain_one(shop):
+    """By ``wraps(view)(view)``, as of a decorator that returns the view that it has marked."""
+
+    def view(request, pk):
+        return function(request, pk)
+
+    [route] = shop(functools.wraps(view)(view))
+
+    assert route.closed == ""
+    assert blocked(lambda: visit("/v/99/"))[1] == ["product"]
+
+
 def of_deleted_variable():
     cause = KeyError("no cache")
 
