@@ -31,9 +31,6 @@ from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 logger = logging.getLogger("bloomguard")
 _log = LogOnce()
 
-#: Model -> the patterns whose views show one row of its table.
-Views = Mapping[Any, Sequence[Pattern]]
-
 #: Stands for the ID of a match that lacks it, because an optional group of the regular expression did not match.
 NO_ID: Any = object()
 
@@ -108,10 +105,7 @@ class RouteTable:
         self.resolver = get_resolver(urlconf)
         self.index = PatternIndex(patterns(urlconf))
         self.patterns = self.index.patterns
-        self.guarded: list[GuardedRoute] = []
-        views = views_by_model(self.patterns) if any(guard.routes == AUTO for guard in registry) else {}
-        for guard in registry:
-            self.guarded += _routes_of(guard, self.index, views)
+        self.guarded = [route for guard in registry for route in _routes_of(guard, self)]
         self.open = [route for route in self.guarded if not route.closed]
         #: What the paths begin with that code of the project's own may read.
         self.read_by_project = tuple({each.literal for each in self.patterns if each.has_own_code})
@@ -120,22 +114,26 @@ class RouteTable:
         for route in self.open:
             self.by_view.setdefault(id(route.pattern.callback), []).append(route)
 
+    @cached_property
+    def views(self) -> Mapping[type[models.Model], Sequence[Pattern]]:
+        """Model -> the patterns whose views show one row of its table."""
+        return views_by_model(self.patterns)
+
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
     """Return the routes of ``guard``. Raises :class:`ConfigurationError` if it names one that has no ID."""
-    index = PatternIndex(patterns(urlconf))
-    return _routes_of(guard, index, views_by_model(index.patterns) if guard.routes == AUTO else {}, strict=True)
+    return _routes_of(guard, table_for(urlconf), strict=True)
 
 
-def _routes_of(guard: Guard, known: PatternIndex, views: Views, *, strict: bool = False) -> list[GuardedRoute]:
-    """Return the routes of ``guard``; ``views`` is read only for :data:`AUTO`. ``strict``: raise for a missing one."""
+def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list[GuardedRoute]:
+    """Return the routes of ``guard`` among the patterns of ``table``. ``strict``: raise for a missing one."""
     if guard.routes == AUTO:
-        patterns_of_model = views.get(concrete(guard.model), ())
-        return [route for pattern in patterns_of_model for route in _found(guard, pattern, known)]
+        patterns_of_model = table.views.get(concrete(guard.model), ())
+        return [route for pattern in patterns_of_model for route in _found(guard, pattern, table.index)]
     routes = []
     for name in guard.routes:
         try:
-            routes += _named(guard, name, known)
+            routes += _named(guard, name, table.index)
         except ConfigurationError as error:
             if strict:
                 raise
