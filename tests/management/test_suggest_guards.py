@@ -39,6 +39,11 @@ def nothing_guarded():
     registry.changed()
 
 
+class NeedsTenant:
+    def db_for_write(self, model, **hints):
+        raise LookupError("no tenant is set")
+
+
 def suggested(*arguments):
     out = io.StringIO()
     call_command("suggest_guards", *arguments, stdout=out)
@@ -167,6 +172,14 @@ def test_models_without_a_guard_have_a_reason(settings):
     assert "# shop.Product: the guard 'mine' guards it by pk\n" in code
     assert f"# {Tag._meta.label}: no URL pattern shows by which field a view looks up one row\n" in code
     assert "class " not in code
+
+
+def test_a_model_whose_database_needs_a_tenant_has_this_as_its_reason(settings):
+    """Its router raises without one; so no filter could be built."""
+    settings.ROOT_URLCONF = urlconf(detail("a", "a/<int:pk>/", Product))
+    settings.DATABASE_ROUTERS = [NeedsTenant()]
+
+    assert "# shop.Product: a rebuild would not find its database" in suggested("shop")
 
 
 def test_names_that_are_taken(settings):

@@ -198,7 +198,10 @@ def _why_not(guard: Guard) -> str:
     except ConfigurationError as error:
         return str(error)
     reasons = list(declaration_refusals(guard))
-    connection = connections[router.db_for_write(guard.model)]
+    try:
+        connection = connections[router.db_for_write(guard.model)]
+    except Exception as error:  # a router's own
+        return f"a rebuild would not find its database: asking the routers without hints causes {error!r}"
     with suppress(DatabaseError):  # shown with the costs; a rebuild asks again
         reasons += database_refusals(guard, connection)
     return f"by {by}: {reasons[0].reason}" if reasons else ""
