@@ -93,7 +93,7 @@ def _missing_table(guard: Guard) -> str:
     meta = guard.model._meta
     if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema
         return ""
-    with suppress(Error):
+    with suppress(Exception):  # the database's, or a router's
         alias = router.db_for_write(guard.model)
         names = map(str.casefold, connections[alias].introspection.table_names())
         if meta.db_table.casefold() not in names:

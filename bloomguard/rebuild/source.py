@@ -22,7 +22,7 @@ from django.db import DataError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import F, Max, Min
 
-from ..exceptions import RebuildError
+from ..exceptions import ConfigurationError, RebuildError
 from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions
@@ -82,7 +82,12 @@ class Source:
 
     def __init__(self, guard: Guard, using: str | None = None) -> None:
         self.guard = guard
-        self.using = using or router.db_for_write(guard.model)
+        try:
+            self.using = using or router.db_for_write(guard.model)
+            connections[self.using]
+        except Exception as error:  # a router's own
+            label = guard.model._meta.label
+            raise ConfigurationError(f"without hints, the routers name no database of {label}: {error!r}") from error
         #: Of each statement that reads all rows.
         self.proof = Proof.of(self.using)
 

@@ -22,7 +22,7 @@ from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
-from tests.shop.models import Article, Place, Product
+from tests.shop.models import Article, Order, Place, Product
 from tests.support.guarding import registered
 
 pytestmark = [
@@ -245,6 +245,25 @@ def test_a_guard_with_a_mistake_stops_no_other(option):
         run(*filter(None, [option]))
 
     assert raised.value.returncode == 1
+    is_built = GuardState.objects.filter(name="product", status=ARMED).exists()
+    assert is_built == (option != "--dry-run")
+
+
+class NeedsTenant:
+    """Orders are in the database of a tenant, and none is set."""
+
+    def db_for_write(self, model, **hints):
+        if model is Order:
+            raise LookupError("no tenant is set")
+
+
+@pytest.mark.parametrize("option", ["", "--dry-run", "--if-needed"])
+def test_a_router_that_raises_stops_no_other_guard(settings, option):
+    """Without a hint, it does not say where the rows of one guard are; the others are built."""
+    settings.DATABASE_ROUTERS = [NeedsTenant()]
+    with pytest.raises(CommandError, match=r"^order: without hints, .*no tenant is set"):
+        run("product", "order", *filter(None, [option]))
+
     is_built = GuardState.objects.filter(name="product", status=ARMED).exists()
     assert is_built == (option != "--dry-run")
 

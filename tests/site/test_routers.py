@@ -10,7 +10,7 @@ import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
 from django.core.checks import run_checks
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.core.signals import request_started
 from django.db import connections, transaction
 from django.http import HttpResponse
@@ -337,3 +337,11 @@ def test_the_first_request_of_a_developer_is_answered(raising, settings, clock):
     request_started.connect(log_cold_guards)
     clock.sleep(5)
     assert Client().get("/nothing/here/").status_code == 404
+
+
+@pytest.mark.parametrize("command", [["rebuild_filter", "--dry-run"], ["rebuild_filter"], ["verify_filter"]])
+def test_commands_say_that_a_router_raises(raising, clock, command):
+    """Also while they look for the cause of another error: that the state rows cannot be read."""
+    clock.sleep(5)
+    with pytest.raises(CommandError, match=re.escape(raising)):
+        call_command(*command, "product")

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.apps import apps
 from django.core.management.base import CommandError, CommandParser
-from django.db import DatabaseError, connections, router
+from django.db import DatabaseError
 from django.db.models import Model
 
 from ...exceptions import ConfigurationError
@@ -195,13 +195,10 @@ def _why_not(guard: Guard) -> str:
         for other in registry:
             if other.model is guard.model and other._meta.fields == guard._meta.fields:
                 return f"the guard {other.name!r} guards it by {by}"
+        connection = Source(guard).connection
     except ConfigurationError as error:
         return str(error)
     reasons = list(declaration_refusals(guard))
-    try:
-        connection = connections[router.db_for_write(guard.model)]
-    except Exception as error:  # a router's own
-        return f"a rebuild would not find its database: asking the routers without hints causes {error!r}"
     with suppress(DatabaseError):  # shown with the costs; a rebuild asks again
         reasons += database_refusals(guard, connection)
     return f"by {by}: {reasons[0].reason}" if reasons else ""
