@@ -169,22 +169,21 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
 
     ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs.
     """
-    allowed: frozenset[str] | None = None
+    limits: list[frozenset[str]] = []
     *decorators, innermost = layers(view)
     for layer in decorators:
         if _is_function(layer) and layer.__code__ in _middleware_code():
-            allowed = _SAFE if allowed is None else allowed & _SAFE
+            limits.append(_SAFE)
         if _is_harmless(layer) and (methods := _closure(layer).get("request_method_list")) is not None:
-            allowed = frozenset(methods) if allowed is None else allowed & frozenset(methods)
+            limits.append(frozenset(methods))
     cls = getattr(innermost, "view_class", None)
     if isinstance(cls, type) and issubclass(cls, View):
         given = getattr(innermost, "view_initkwargs", {}).get("http_method_names", cls.http_method_names)
         names = {name for name in given if hasattr(cls, name)}
         if "get" in names and "head" in given:
             names.add("head")  # as in `View.setup`
-        own = frozenset(name.upper() for name in names)
-        allowed = own if allowed is None else allowed & own
-    return allowed
+        limits.append(frozenset(name.upper() for name in names))
+    return frozenset.intersection(*limits) if limits else None
 
 
 def layers(view: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
