@@ -21,6 +21,7 @@ from bloomguard.guards.counters import AVOIDED, BLOCKED
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
 from tests.shop.models import Product
+from tests.support import database
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -140,6 +141,33 @@ def test_an_error_inside_passes_and_is_logged_once(ask, shop, settings, kind, mo
 
     assert response.content == b"seen"
     assert [(record.name, record.levelname) for record in caplog.records] == [("bloomguard", "ERROR")]
+
+
+@both_kinds
+def test_a_router_that_refuses_writes_is_no_500(ask, fresh, db, settings, kind, monkeypatch):
+    """Not even for a number out of range beside a text that not every database takes: the view answers."""
+
+    def refuse(self, model, **hints):
+        raise PermissionError("this site is read-only")
+
+    with registered(Product, name="numbered", lookup=("pk", "name")):
+        settings.ROOT_URLCONF = urlconf(path("<str:name>/<int:id>/", numbered_views[kind]))
+        monkeypatch.setattr(database.Router, "db_for_write", refuse)
+
+        assert ask(f"/caf\u00e9/{2**70}/").content == b"seen"
+
+
+@guarded("numbered")
+def numbered(request, id, name):
+    return HttpResponse("seen")
+
+
+@guarded("numbered")
+async def anumbered(request, id, name):
+    return HttpResponse("seen")
+
+
+numbered_views = {"sync": numbered, "async": anumbered}
 
 
 @both_kinds

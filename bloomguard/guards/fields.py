@@ -175,16 +175,16 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
     """
     if type(value) is int and not value >> 63 and len(captured) == 1:
         return False  # hot path
-    fields = guard._meta.fields
-    values = (value,) if len(fields) == 1 else value
-    numbers = guard._meta.ignores_overflow and not by_link
-    for each in captured:
-        if isinstance(each, str):
-            if not takes_text(each, "" if each.isascii() else connections[guard._meta.place.home].vendor):
-                return True
-        elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
-            return True
     try:
+        fields = guard._meta.fields
+        values = (value,) if len(fields) == 1 else value
+        numbers = guard._meta.ignores_overflow and not by_link
+        for each in captured:
+            if isinstance(each, str):
+                if not takes_text(each, "" if each.isascii() else connections[guard._meta.place.home].vendor):
+                    return True
+            elif isinstance(each, int) and not _LOW <= each <= _HIGH and not (numbers and each is value):
+                return True
         if not all(type(each) in PLAIN for each in values):
             return True
         if any(isinstance(each, str) and _points_to_number(field) for field, each in zip(fields, values, strict=True)):
@@ -192,7 +192,7 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
         if numbers:
             return False
         return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
-    except Exception:  # not a value of the field
+    except Exception:  # not a value of the field, or a router does not name the database
         return True
 
 

@@ -124,7 +124,7 @@ class GuardRuntime:
         began = perf_counter_ns() if counters.drawn() else 0
         try:
             if key is None:
-                key = self._guard._meta.keys.key(value)
+                key = self.key(value)
             decision = self.ask(key)
             if decision is ABSENT and self._guard.mode == "enforce" and self._guard.scope is None:
                 self._keep_absent(key)
@@ -135,6 +135,14 @@ class GuardRuntime:
         if decision is ABSENT and self._is_check_due():
             decision = spot_checks.checks.check(self._guard, value)
         return self._record(value, decision)
+
+    def key(self, value: Any) -> bytes:
+        """Return the key of ``value``. Raises what the key maker does, but first what :attr:`active_filter` does.
+
+        Without a filter, the guard does not know its mode: so not even a number out of range is ABSENT.
+        """
+        self.active_filter  # noqa: B018
+        return self._guard._meta.keys.key(value)
 
     def ask(self, key: bytes) -> Decision:
         """Return the decision on ``key``, without a count and without a spot check. May read the state rows."""
@@ -166,7 +174,7 @@ class GuardRuntime:
             if key is None:
                 if self._guard.scope is not None:
                     (value,) = await self.ascoped([value])
-                key = self._guard._meta.keys.key(value)
+                key = self.key(value)
             active = self.active_filter
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
@@ -196,7 +204,7 @@ class GuardRuntime:
         keys: dict[int, bytes] = {}
         for place, value in enumerate(values):
             try:
-                keys[place] = self._guard._meta.keys.key(value)
+                keys[place] = self.key(value)
                 found.append(MAYBE)
             except Exception as error:
                 found.append(self._decision_for(error))

@@ -252,14 +252,14 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
         return DISABLED, ""
     fault = ""
     try:
-        decision = guard._runtime.ask(guard._meta.keys.key(value))
+        decision = guard._runtime.ask(guard._runtime.key(value))
     except Exception as error:
         decision = decision_for(error)
         if isinstance(error, (NoScope, Uncertain)):
             fault = str(error)
         elif decision is ERROR:
             fault = f"{type(error).__name__}: {error}"
-    is_shadow = guard._runtime.is_shadow and decision.verdict is Verdict.ABSENT
+    is_shadow = decision.verdict is Verdict.ABSENT and guard._runtime.is_shadow
     return SHADOW if is_shadow else decision, fault
 
 

@@ -17,6 +17,7 @@ from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import ABSENT, COLD, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
+from tests.support.guarding import make_guard
 from tests.support.patience import PATIENT
 from tests.support.servers import valkey
 
@@ -121,6 +122,19 @@ def test_an_async_verdict_reads_nothing_on_the_loop(shop, clock, monkeypatch, wa
 
     assert decision is expected
     assert loop not in threads
+
+
+@pytest.mark.parametrize("name", ["verdict", "averdict", "filter_existing", "afilter_existing"])
+def test_without_a_definition_not_even_a_number_out_of_range_is_absent(name, fresh, db):
+    """While ``normalize`` fails, the guard has no filter, and so no mode; nothing is raised."""
+
+    def normalize(self, value):
+        raise OSError("no dictionary")
+
+    ask = twin(make_guard(Product, lookup=("pk", "name"), normalize=normalize), name)
+    value = (2**70, "tea")
+
+    assert (ask([value]) == [value]) if "filter" in name else (ask(value) is Verdict.UNKNOWN)
 
 
 # -- many
