@@ -54,6 +54,7 @@ class Exchange(LookupContext):
         #: The door may have asked already. A project may have a ``request.scope`` of another kind.
         carrier = request.META if isinstance(request, WSGIRequest) else getattr(request, "scope", None)
         self.known, self.passed = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or ({}, ())
+        self.avoided = []
 
     #: The guards that the door has asked for this path, and that let it pass.
     passed: Sequence[Guard]
@@ -87,7 +88,8 @@ class Exchange(LookupContext):
         """
         found: list[Guard] = []
         if (self.response or response).status_code == 404:
-            for guard, _ in self.known:  # hot path: nearly always this finds none
+            # A copy: a thread of the view may be in the middle of a query. Hot path: nearly always this finds none.
+            for guard, _ in self.known.copy():
                 if getattr(guard.applies, "__func__", None) is Guard.applies or guard in self.applied:
                     continue
                 if guard not in found:
@@ -104,7 +106,7 @@ class Exchange(LookupContext):
             response = self.response
         elif self.avoided and response.status_code == 404:
             # The last query that a guard answered belongs to the blocked request, each other one is an avoided query.
-            *self.avoided, self.guard = self.avoided
+            self.guard = self.avoided.pop()
         for guard in self.avoided:
             guard._runtime.counters[AVOIDED]()
         if self.guard is not None:
@@ -115,7 +117,7 @@ class Exchange(LookupContext):
                 set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
             response.headers["Cache-Control"] = "no-store"
         if is_debug and self.known:
-            last = {guard.name: decision for (guard, _), decision in self.known.items()}
+            last = {guard.name: decision for (guard, _), decision in self.known.copy().items()}
             response.headers[HEADER] = ", ".join(
                 f"{name}: {in_words(decision.verdict.value, decision.reason)}" for name, decision in last.items()
             )

@@ -16,10 +16,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import path
 
 from bloomguard.guards import registry
+from bloomguard.lookups.context import contexts
 from bloomguard.middleware import BloomGuardMiddleware
 from bloomguard.routes import table
 from bloomguard.state import table as state
 from bloomguard.stores.file import FileStore
+from bloomguard.verdicts import MAYBE
 from tests.shop import views
 from tests.shop.models import Article, Order, Place, Product
 from tests.support.guarding import registered, urlconf
@@ -433,3 +435,19 @@ def test_an_error_inside_passes_and_is_logged_once(browser, shop, monkeypatch, c
 
     assert statuses == [200, 404, 404]
     assert [record.levelname for record in caplog.records if record.name == "bloomguard"] == ["ERROR"]
+
+
+def test_a_thread_that_outlives_its_request_breaks_no_response(browser, shop, settings, monkeypatch):
+    """It may be in the middle of a query, whose key becomes known while the middleware goes through those that are."""
+    guard, applies = type(registry["product"]), registry["product"].applies
+
+    def view(request):
+        known = contexts.get().known
+        get_object_or_404(Product, pk=7)
+        late = property(lambda self: known.setdefault((self, b"late"), MAYBE) and applies)  # as if by a thread
+        monkeypatch.setattr(guard, "applies", late)
+        return HttpResponseNotFound()
+
+    settings.ROOT_URLCONF = urlconf(path("", view))
+
+    assert browser.get("/").status_code == 404

@@ -44,8 +44,6 @@ class LookupContext:
 
     #: A task that the request has started may outlive it.
     is_over = False
-    #: The guard of each query that was answered and not sent.
-    avoided: Sequence[Guard] = ()
     #: The guards in shadow mode that have counted this request.
     shadowed: Sequence[Guard] = ()
     #: The guards whose own ``applies`` was called.
@@ -54,6 +52,8 @@ class LookupContext:
     def __init__(self, request: HttpRequest | None = None) -> None:
         self.request = request
         self.known: Known = {}
+        #: The guard of each query that was answered and not sent.
+        self.avoided: list[Guard] = []
 
     def applies(self, guard: Guard) -> bool:
         """Return :meth:`Guard.applies` for the request; ``False`` if it raises, which is logged once.
@@ -62,7 +62,8 @@ class LookupContext:
         """
         if self.request is None or getattr(guard.applies, "__func__", None) is Guard.applies:
             return True
-        self.applied = (*self.applied, guard)
+        if guard not in self.applied:
+            self.applied = (*self.applied, guard)
         before = contexts.get()
         contexts.set(None)
         try:
@@ -85,33 +86,30 @@ class LookupContext:
         decision = guard._runtime.short(self.known, value)
         if decision is not None:
             return decision
-        try:
-            key = guard._meta.keys.key(value)
-        except Exception:  # the decision has the reason
-            key = None
-        decision = self.known.get((guard, key)) if key is not None else None
+        key, decision = self._recall(guard, value)
         if decision is not None and decision.verdict is Verdict.ABSENT:
             decision = _ask_again(guard, key)
-        if decision is None:
-            decision = guard._runtime.decide_in_full(value, key)
-        if len(self.known) < MOST_KNOWN:
-            self.known[guard, key] = decision
-        return decision
+        return self._keep(guard, key, decision or guard._runtime.decide_in_full(value, key))
 
     async def aask(self, guard: Guard, value: Any) -> Decision:
         """Async :meth:`ask`; never blocks the event loop."""
         decision = guard._runtime.short(self.known, value, absent=False)
         if decision is not None:
             return decision
+        key, decision = self._recall(guard, value)
+        if decision is not None and decision.verdict is Verdict.ABSENT:
+            decision = await in_a_thread(_ask_again)(guard, key)
+        return self._keep(guard, key, decision or await guard._runtime.adecide(value, key))
+
+    def _recall(self, guard: Guard, value: Any) -> tuple[bytes | None, Decision | None]:
+        """Return the key of ``value`` and the known decision on it; ``None`` for what there is not."""
         try:
             key = guard._meta.keys.key(value)
         except Exception:  # the decision has the reason
-            key = None
-        decision = self.known.get((guard, key)) if key is not None else None
-        if decision is not None and decision.verdict is Verdict.ABSENT:
-            decision = await in_a_thread(_ask_again)(guard, key)
-        if decision is None:
-            decision = await guard._runtime.adecide(value, key)
+            return None, None
+        return key, self.known.get((guard, key))
+
+    def _keep(self, guard: Guard, key: bytes | None, decision: Decision) -> Decision:
         if len(self.known) < MOST_KNOWN:
             self.known[guard, key] = decision
         return decision
@@ -133,7 +131,7 @@ class LookupContext:
         if self.request is None:
             guard._runtime.counters[AVOIDED]()
         else:
-            self.avoided = (*self.avoided, guard)
+            self.avoided.append(guard)
 
 
 def _ask_again(guard: Guard, key: Any) -> Decision | None:
