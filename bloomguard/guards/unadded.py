@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
@@ -20,12 +21,13 @@ class Unadded:
     def __init__(self) -> None:
         #: Empty nearly always: look here first, as a call costs each blocked request something.
         self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
-        self._lock = own_lock(self, "_lock")
+        # A signal's handler, or an object that is garbage, may write in the middle of a call.
+        self._lock = own_lock(self, "_lock", threading.RLock)
 
     def begin(self, writer: object, names: Iterable[str]) -> None:
         """Let the guards pass requests until :meth:`end` of ``writer``."""
         with self._lock:
-            self.writers[writer] = self.writers.get(writer, set()) | set(names)
+            self.writers.setdefault(writer, set()).update(names)
 
     def end(self, writer: object) -> None:
         """All keys are added, or the rows are gone, or the fence is known to everyone."""
@@ -35,7 +37,7 @@ class Unadded:
     def may_have(self, name: str) -> bool:
         """Return whether there may be such a row of the guard ``name``."""
         with self._lock:
-            return any(name in names for names in self.writers.values())
+            return any(name in names for names in list(self.writers.values()))
 
 
 unadded = Unadded()

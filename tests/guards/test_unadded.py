@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
@@ -113,3 +115,27 @@ def test_what_was_rolled_back_keeps_no_guard_from_answering(guard, adds, clock):
     assert not unadded.may_have("product")
     Rebuild(guard, sleep=clock.sleep).run()
     assert guard.verdict(9) is Verdict.ABSENT
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_the_handler_of_a_signal_may_write_in_the_middle():
+    """It runs in the same thread, which holds the lock."""
+    handler, writer, left = threading.Event(), threading.Event(), []  # any two objects
+
+    def names():
+        yield "article"
+        unadded.begin(handler, ["product"])  # as the handler does, if it writes rows
+        left.append(unadded.may_have("product"))
+        unadded.end(handler)
+
+    def write():
+        unadded.begin(writer, names())
+        left.append(unadded.may_have("article"))
+        unadded.end(writer)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    thread.join(10)
+
+    assert left == [True, True]
+    assert not unadded.writers
