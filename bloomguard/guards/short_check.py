@@ -44,8 +44,12 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
     """
     try:
         active, counters, key_of = runtime.active_filter, runtime.counters, guard._meta.keys.key
-    except ConfigurationError:  # a system check reports it
-        return _knows_nothing
+    except ConfigurationError:  # a system check reports it, or it is over at the next check
+
+        def begin_again(known: Known, value: Any, absent: bool = True) -> None:
+            vars(runtime).pop("short", None)
+
+        return begin_again
     if guard.scope is not None:
         return _knows_nothing
     cache, model = active.negative_cache, guard.model

@@ -9,7 +9,7 @@ model without a guard costs the read of a context variable and of a dictionary.
 from __future__ import annotations
 
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -60,26 +60,29 @@ def connect() -> None:
 
 
 def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
-    """Return the lookups of the guards that can answer queries of ``model``; made at the first call."""
+    """Return the lookups of the guards that can answer queries of ``model``; made at the first call.
+
+    After an error of a guard they are made again at the next call: it may be over by then.
+    """
     plans, methods = registry.plans, registry.methods
-    found = plans.lookups.get(model)
-    if found is None:
-        found = tuple(_lookups(model))
-        for lookup in found:
-            others = [column for other in found if other is not lookup for column in other.places]
-            if len(lookup.guard._meta.fields) == 1 and methods <= set(lookup.guard.methods):
-                lookup.alone = frozenset(lookup.places).difference(others)
-        plans.lookups[model] = found
-    return found
-
-
-def _lookups(model: type[Model]) -> Iterator[RowLookup]:
+    if model in plans.lookups:
+        return plans.lookups[model]
+    found: tuple[RowLookup, ...] = ()
+    errors = 0
     for guard in registry:
         try:
             if answers_queries(guard) and issubclass(concrete(model), concrete(guard.model)):
-                yield RowLookup(guard, model)
+                found = (*found, RowLookup(guard, model))
         except Exception as error:  # a mistake in one guard must not stop the queries of others
+            errors += 1
             _log.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
+    for lookup in found:
+        others = [column for other in found if other is not lookup for column in other.places]
+        if len(lookup.guard._meta.fields) == 1 and methods <= set(lookup.guard.methods):
+            lookup.alone = frozenset(lookup.places).difference(others)
+    if not errors:
+        plans.lookups[model] = found
+    return found
 
 
 def answers_queries(guard: Guard) -> bool:

@@ -586,6 +586,30 @@ def test_it_is_wrapped_once(lookups):
     assert SQLCompiler.execute_sql is before
 
 
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_a_guard_whose_normalize_has_failed_once_answers_again(fresh, clock):
+    """What it needs may be missing for a moment after the process has started."""
+
+    def normalize(self, value):
+        if self.is_broken:
+            raise OSError("no dictionary")
+        return value
+
+    with registered(Product, name="named", lookup="name", normalize=normalize, is_broken=False) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        registry.remove(guard)
+        guard = type(guard)(Product)  # as another process has it
+        registry.add(guard)
+        guard.is_broken = True
+        with guarded_lookups():
+            assert queries(lambda: Product.objects.filter(name="tea").first()) == 1
+            assert guard._runtime.short({}, "tea") is None
+            guard.is_broken = False
+            assert queries(lambda: Product.objects.filter(name="tea").first()) == 0
+            assert guard._runtime.short({}, "tea") is not None
+        registry.remove(guard)
+
+
 def test_models_of_no_guard_are_looked_at_once(lookups):
     """Their lookups are an empty tuple, found in a dictionary."""
     assert select.lookups_of(Review) == ()
