@@ -206,10 +206,14 @@ class GuardMeta:
         An overridden ``normalize`` or a custom field may give one key to several values; so do integers of more than 64
         bits.
         """
-        if self.normalizes or not all(map(is_djangos, self.fields)):
+        if not self._has_djangos_keys:
             return False
         values = [field.to_python(each) for field, each in zip(self.fields, self.conditions(value).values())]
         return not any(isinstance(each, int) and abs(each) >> 63 for each in values)
+
+    @cached_property
+    def _has_djangos_keys(self) -> bool:
+        return not self.normalizes and all(map(is_djangos, self.fields))
 
     def rows(self) -> models.QuerySet[Any]:
         """Return the rows that the public can see, unordered."""

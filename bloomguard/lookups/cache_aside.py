@@ -118,7 +118,7 @@ async def aget_or_load(
 def _key(guard: Guard, value: Any) -> str | None:
     """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
     try:
-        key, own, definition = guard._meta.keys.key(value), b"", guard._meta.definition.encode()
+        key, own, definition = guard._meta.keys.key(value), b"", guard._runtime.active_filter.definition.encode()
         if not guard._meta.is_exact(value):
             values = list(guard._meta.conditions(value).values())
             if not all(type(each) in PLAIN for each in values):

@@ -58,7 +58,7 @@ class ActiveFilter:
     ) -> None:
         self.name = name
         self.table = table or states.table
-        self._store_alias, self._definition = store_alias, definition
+        self._store_alias, self.definition = store_alias, definition
         self._width, self._counted = width, counted
         self.is_remote: bool | None = None  # the store's, once known
         #: The generation that was checked last, and its check. One tuple: threads replace it concurrently.
@@ -84,7 +84,7 @@ class ActiveFilter:
         """Return key id and hash for each secret in the settings; new builds use the first."""
         made = []
         for secret in settings.secrets:
-            key_id = hmac.new(secret, self._definition.encode(), hashlib.sha256).digest()[:8]
+            key_id = hmac.new(secret, self.definition.encode(), hashlib.sha256).digest()[:8]
             made.append((int.from_bytes(key_id, "big"), KeyHash(self._width, secret)))
         return made
 

@@ -15,7 +15,8 @@ from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
 from django.db import connections, transaction
 
-from bloomguard.guards import registry
+from bloomguard.guards import meta, registry
+from bloomguard.guards.meta import GuardMeta
 from bloomguard.lookups import cache_aside
 from bloomguard.lookups.cache_aside import _key, aget_or_load, cache_key, get_or_load
 from tests.shop.models import Article, Product
@@ -216,6 +217,19 @@ def test_what_is_cached_is_not_loaded(shop):
     assert first is not second
     assert async_to_sync(aget_or_load)("product", 7, loader.later) == first
     assert loader.calls == 1
+
+
+def test_what_is_cached_costs_no_new_definition(shop, monkeypatch):
+    """What a key means is found out once: it takes ten times as long as the rest."""
+    get_or_load("product", 7, Loader("tea"))
+
+    def fail(*args):
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(GuardMeta, "definition", property(fail))
+    monkeypatch.setattr(meta, "is_djangos", fail)
+
+    assert get_or_load("product", 7, fail) == "tea"
 
 
 # -- nothing
