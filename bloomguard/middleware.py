@@ -20,7 +20,7 @@ from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
-from django.urls import get_resolver, set_urlconf
+from django.urls import ResolverMatch, get_resolver, get_urlconf, set_urlconf
 from django.utils.cache import set_response_etag
 
 from . import conf
@@ -175,8 +175,12 @@ class BloomGuardMiddleware:
         contexts.set(exchange)
         try:
             response: Any = None
-            if self._is_before_cache and exchange is not None and (found := _view_before_cache(request)):
-                response = self._view(request, *found)
+            if self._is_before_cache and exchange is not None:
+                seen = request.resolver_match, get_urlconf()
+                if found := _view_before_cache(request):
+                    response = self._view(request, *found)
+                if response is None:
+                    _unsee_view(request, *seen)
             if response is None:
                 response = self.get_response(request)
         finally:
@@ -220,8 +224,12 @@ class BloomGuardMiddleware:
                     with suppress(Exception):  # `_aview` meets the same error, and logs it
                         # Building the table takes seconds on a large site.
                         await sync_to_async(table_for, thread_sensitive=False)(getattr(request, "urlconf", None))
-                if self._is_before_cache and (found := _view_before_cache(request)):
-                    response = await self._aview(request, *found)
+                if self._is_before_cache:
+                    seen = request.resolver_match, get_urlconf()
+                    if found := _view_before_cache(request):
+                        response = await self._aview(request, *found)
+                    if response is None:
+                        _unsee_view(request, *seen)
             if response is None:
                 response = await self.get_response(request)
         finally:
@@ -311,10 +319,16 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
             return None  # Django would not have the path read, if the cache has the page
         if urlconf is not None:
             set_urlconf(urlconf)
-        match = request.resolver_match = get_resolver(urlconf).resolve(request.path_info)  # Django sets it again
+        match = request.resolver_match = get_resolver(urlconf).resolve(request.path_info)
     except Exception:  # Django resolves the path again and raises it again
         return None
     return match.func, match.args, match.kwargs
+
+
+def _unsee_view(request: HttpRequest, match: ResolverMatch | None, urlconf: Any) -> None:
+    """Undo :func:`_view_before_cache`: Django does the same again, but not if the cache has the page."""
+    request.resolver_match = match
+    set_urlconf(urlconf)
 
 
 def _sets_plain_etags(classes: list[Any]) -> bool:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.core.cache import cache
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
-from django.test import Client
-from django.urls import path
+from django.test import AsyncClient, Client
+from django.urls import get_urlconf, path
+from django.utils.decorators import sync_and_async_middleware
 from django.views.decorators.cache import cache_page
 
 from tests.shop.models import Product
@@ -53,3 +57,41 @@ def test_a_cached_page_of_a_deleted_row(settings, build, db, middleware, page, o
         build("page")
         Client().get("/p/99/")  # the process answers by the new filter once the old one says that a row is absent
         assert Client().get("/p/7/").status_code == rebuilt
+
+
+@pytest.mark.parametrize("ask", [lambda url: Client().get(url), lambda url: async_to_sync(AsyncClient().get)(url)])
+@pytest.mark.parametrize("guarded", [False, True])
+def test_a_page_of_the_cache_leaves_the_request_as_it_was(settings, build, db, monkeypatch, guarded, ask):
+    """Django resolves no path whose page is cached: other middleware must not see that the guard has done so."""
+    other, seen = urlconf(path("p/<int:pk>/", view, name="page")), []
+
+    @sync_and_async_middleware
+    def notes(get_response):
+        def before(request):
+            request.urlconf = other
+
+        def note(request, response):
+            match = request.resolver_match
+            seen.append((response.status_code, match and match.view_name, get_urlconf() == other))
+            return response
+
+        def middleware(request):
+            before(request)
+            return note(request, get_response(request))
+
+        async def amiddleware(request):
+            before(request)
+            return note(request, await get_response(request))
+
+        return amiddleware if iscoroutinefunction(get_response) else middleware
+
+    settings.ROOT_URLCONF = urlconf(notes=notes)
+    monkeypatch.setitem(sys.modules, "notes_of_a_test", settings.ROOT_URLCONF)
+    settings.MIDDLEWARE = ["notes_of_a_test.notes", UPDATE, *([GUARD] if guarded else []), FETCH]
+    Product.objects.create(pk=7)
+    with registered(Product, name="page", routes=["page"]):
+        build("page")
+        for url in ("/p/7/", "/p/7/", "/p/8/"):
+            ask(url)
+
+    assert seen == [(200, "page", True), (200, None, False), (404, "page", True)]
