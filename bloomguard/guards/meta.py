@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 import hashlib
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
-from django.db import connections, models, router
+from django.db import DatabaseError, InterfaceError, connections, models, router
 from django.db.models import Model
 from django.db.models.lookups import IntegerFieldExact
 
@@ -17,9 +20,8 @@ from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
 from .conditions import Unstable, as_text, refusal_reasons
 from .fields import form_of, is_djangos, own_methods, value_field
-from .keys import KeyMaker, Scoped, plain, scope_of, unwrapped
+from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
-from .samples import fingerprint
 from .scopes import DATABASE, Scopes
 from .watched import watched_fields
 
@@ -141,7 +143,7 @@ class GuardMeta:
         ]
         if self._normalize is not None:
             own.append(self._normalize)
-        return f"|forms={fingerprint(own)}" if own else ""
+        return f"|forms={_fingerprint(own)}" if own else ""
 
     def _watched(self) -> str:
         """Return, as text, the columns that are watched, and what an ``alive`` compares with them depends on.
@@ -247,3 +249,38 @@ def _class_of(field: Any) -> str:
     # Of all databases: a router, asked for the guard's own in the middle of a request, might take that for a write.
     zones = {connections.settings[alias].get("TIME_ZONE") or "UTC" for alias in connections}
     return f"{found}@{','.join(sorted(zones))}"
+
+
+# Nobody can see from outside what a function of the project does. But most changes show in case, accents, spaces,
+# punctuation, numbers and lengths. No character is one that a newer Unicode treats otherwise, so that two versions of
+# Python agree.
+_SAMPLES = (
+    "", " ", "a", "A", " a ", "a  b", "a b", "a\tb\n", "Ab-Cd_eF", "aBc", "ab--cd", "-a-", "_a", "a.b", "a.", "a,b;c",
+    "a/b", "a\\b", "a%20b", "a+b", "a&b=c", "a'b", '"a"', "<a>", "#a", "@a", "(a)", "a:b", "a~b", "a*b?", "\u00e1",
+    "A\u0301",
+    "\u00c5ngstr\u00f6m", "stra\u00dfe", "\u0130I\u0131i", "\uff21\uff11", "\ufb01x", "\u03a3\u03c2", "\u0401\u0436",
+    "\u4e2d\u6587", "\u3000a", "\u200ba", "\xa0a", "\u2013a\u2019", "0", "7", "007", "-7", "+7", "7.0", "1,000", "1e3",
+    "0x7", "a7", "7a", "+49 (30) 123-456", "978-3-16-148410-0", "User.Name+tag@Example.com", "https://www.Example.com/A/?b#c",
+    "2024-02-29", "00000000-0000-4000-8000-00000000000A", "{0000000000004000800000000000000b}", "the-a", "a-2024",
+    "0123456789" * 4, "abcdefghij" * 30,
+)  # fmt: skip
+#: Classes whose values have the same text in every process.
+_PLAIN = (str, int, Decimal, uuid.UUID, datetime.date)
+#: After these errors the function may work a moment later. After any other, it raises the same in every process.
+_TEMPORARY = (OSError, DatabaseError, InterfaceError)
+
+
+def _fingerprint(functions: Iterable[Callable[[str], Any]]) -> str:
+    """Return, in 16 digits, what the functions return, or raise, for :data:`_SAMPLES`. Raises temporary errors."""
+    found = hashlib.sha256()
+    for function in functions:
+        for text in _SAMPLES:
+            try:
+                made = function(text)
+            except _TEMPORARY:
+                raise
+            except Exception as error:
+                made = None if isinstance(error, OF_THE_TEXT) else error
+            shown = str(made) if isinstance(made, _PLAIN) else ""
+            found.update(f"{type(made).__name__}:{len(shown)}:{shown}".encode(errors="surrogatepass"))
+    return found.hexdigest()[:16]
