@@ -66,7 +66,8 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                     value = unwrapped(tuple(map(kwargs.__getitem__, wanted)))
                 except KeyError:
                     return None
-                if context is None or context.is_over:  # the middleware has not seen the request
+                # The middleware has not seen the request, or a block without one is open.
+                if context is None or context.is_over or context.request is None:
                     context = LookupContext(getattr(request, "_request", request))
                 return context, guard, value
             except Exception as error:

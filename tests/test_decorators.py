@@ -18,6 +18,7 @@ from bloomguard.decorators import guarded
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.guards import registry
 from bloomguard.guards.counters import AVOIDED, BLOCKED
+from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
 from tests.shop.models import Product
@@ -124,6 +125,18 @@ def test_applies_opts_out(ask, shop, settings, kind, monkeypatch):
     monkeypatch.setattr(registry["product"], "applies", lambda request: "preview" not in request.GET)
 
     assert [ask(url).status_code for url in ("/8/", "/8/?preview=1")] == [404, 200]
+    assert calls == [8]
+
+
+@pytest.mark.parametrize("middleware", [[], [GUARD]])
+def test_applies_opts_out_of_a_block_too(shop, settings, monkeypatch, middleware):
+    """A block of guarded lookups has no request, but the view has."""
+    calls = []
+    settings.MIDDLEWARE = middleware
+    settings.ROOT_URLCONF = urlconf(path("<int:pk>/", guarded_lookups()(spy("sync", calls))))
+    monkeypatch.setattr(registry["product"], "applies", lambda request: "preview" not in request.GET)
+
+    assert [wsgi(url).status_code for url in ("/8/", "/8/?preview=1")] == [404, 200]
     assert calls == [8]
 
 
