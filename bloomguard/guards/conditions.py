@@ -18,7 +18,7 @@ from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
-from django.db.models.expressions import Col, F
+from django.db.models.expressions import Col, ExpressionList, F
 from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.utils.dateparse import parse_datetime
@@ -167,9 +167,13 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     if len(query.where.children) != 1:
         return "is not a single comparison"
     compared: Any = query.where.children[0]
-    left, right = getattr(compared, "lhs", None), getattr(compared, "rhs", None)
-    if type(left) is not Col:
-        return f"compares a computed value, {type(left).__name__}"
+    left: Any = getattr(compared, "lhs", None)
+    right: Any = getattr(compared, "rhs", None)
+    computed = [] if type(left) is Col else [left]
+    if hasattr(right, "flatten"):  # F("at__year") is the year in the current time zone
+        computed += [each for each in right.flatten() if type(each) not in (Col, Value, ExpressionList)]
+    if computed:
+        return f"compares a computed value, {type(computed[0]).__name__}"
     if type(compared) in NULL:
         return ""
     for column in (left, right):
