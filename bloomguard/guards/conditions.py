@@ -202,8 +202,9 @@ def _doubt_of_value(value: Any) -> str:
 
 def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
     """Return why a date and time given as text is refused: without a UTC offset it depends on the time zone."""
+    name = path.partition("__")[0]
     try:
-        field = model._meta.get_field(path.partition("__")[0])
+        field = model._meta.pk if name == "pk" else model._meta.get_field(name)
     except FieldDoesNotExist:
         return ""
     if not isinstance(field, Field) or family_of(field) != "moment":

@@ -241,6 +241,21 @@ def test_what_is_not_certain_to_change_with_the_row_alone_is_refused(model, aliv
     assert re.search(said, "; ".join(refusal_reasons(model, alive)))
 
 
+@isolate_apps("tests.shop")
+def test_a_moment_may_be_the_primary_key():
+    """By that name too, its text needs an offset."""
+
+    class Reading(models.Model):
+        at = models.DateTimeField(primary_key=True)
+
+        class Meta:
+            app_label = "shop"
+
+    for name in ("pk", "at"):
+        assert "without an offset" in "".join(refusal_reasons(Reading, Q(**{f"{name}__lte": "2024-02-29 12:00"})))
+        assert list(refusal_reasons(Reading, Q(**{f"{name}__lte": "2024-02-29T12:00Z"}))) == []
+
+
 def test_the_check_tells_the_comparison_and_the_cure():
     """As W113."""
     with registered(Event, name="doubtful", alive=Q(shown=True, at__year=2024), lookup="pk"):
