@@ -163,7 +163,10 @@ def register(model: type[Model]) -> Callable[[G], G]:
             reason = f"@register was given {model._meta.label}, which {setting} replaces; register {instead}"
             registry.refused.append((guard, reason))
         else:
-            registry.add(guard(model))
+            try:
+                registry.add(guard(model))
+            except Exception as error:  # of the class's own properties or methods
+                registry.refused.append((guard, f"making it raised {type(error).__name__}: {error}"))
         return guard
 
     return decorate

@@ -281,6 +281,24 @@ def test_a_guard_that_cannot_be_registered(decorate, text, assert_all_works):
     gc.collect()  # or other tests hear of the class
 
 
+@pytest.mark.parametrize(
+    ("attributes", "text"),
+    [
+        ({"alive": property(lambda self: Q(deleted=self.nothing))}, "has no attribute 'nothing'"),
+        ({"lookup": property(lambda self: 5)}, "making it raised AttributeError"),
+        ({"__init__": lambda self, model, other: None}, "missing 1 required positional argument: 'other'"),
+    ],
+)
+def test_a_guard_that_cannot_be_made(attributes, text, assert_all_works):
+    """An error of its own properties or methods is said, and its ``guards.py`` is imported all the same."""
+    register(Product)(type("BrokenGuard", (Guard,), attributes))
+
+    assert_said("W019", text)
+    assert_all_works()
+    del registry.refused[:]
+    gc.collect()
+
+
 @isolate_apps("tests.shop")
 def test_a_guard_of_a_model_that_a_setting_replaces(assert_all_works, settings):
     """Such as Django's user in a project with its own: it has no table, and no query is for it."""
