@@ -49,9 +49,9 @@ class LookupContext:
     #: The guards whose own ``applies`` was called.
     applied: Sequence[Guard] = ()
 
-    def __init__(self, request: HttpRequest | None = None) -> None:
+    def __init__(self, request: HttpRequest | None = None, known: Known | None = None) -> None:
         self.request = request
-        self.known: Known = {}
+        self.known: Known = {} if known is None else known
         #: The guard of each query that was answered and not sent.
         self.avoided: list[Guard] = []
 
@@ -170,7 +170,8 @@ def guarded_lookups() -> Iterator[None]:
     if before is PROBE or not settings.is_enabled:
         yield
         return
-    context = LookupContext()
+    # In a request, the headers of its 404 depend on what the block has asked, too.
+    context = LookupContext(known=None if before is None or before.is_over else before.known)
     contexts.set(context)
     try:
         yield

@@ -20,6 +20,7 @@ from django.views.generic import DeleteView, DetailView, UpdateView
 from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
+from bloomguard.decorators import guarded
 from bloomguard.guards import registry, short_check
 from bloomguard.guards.counters import listeners
 from bloomguard.lookups import context
@@ -399,6 +400,27 @@ def test_guarded_lookups_is_a_block_and_a_decorator(shop):
         assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
     assert [queries(look) for _ in range(2)] == [0, 0]
     assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+
+
+@pytest.mark.parametrize("pk", [7, ABSENT])
+@pytest.mark.parametrize("is_decorated", [False, True])
+def test_the_404_of_a_block_in_a_request_is_kept_out_of_caches(ask, settings, pk, is_decorated):
+    """As any other 404 of a request in which a guard was asked."""
+
+    def view(request, pk):
+        with guarded_lookups():
+            get_object_or_404(rows, pk=pk)
+        raise Http404
+
+    page = guarded_lookups()(guarded("product")(missing)) if is_decorated else view
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", page))
+
+    response = ask(f"/p/{pk}/")
+    assert (response.status_code, response.get("Cache-Control")) == (404, "no-store")
+
+
+def missing(request, pk):
+    raise Http404
 
 
 def test_a_block_that_runs_for_hours_follows_the_mode(shop, monkeypatch):
