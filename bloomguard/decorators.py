@@ -66,11 +66,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                     value = unwrapped(tuple(map(kwargs.__getitem__, wanted)))
                 except KeyError:
                     return None
-                request = getattr(request, "_request", request)
-                if context is None or context.is_over:  # the middleware has not seen the request
-                    context = LookupContext(request)
-                elif context.request is None:  # a block of guarded lookups
-                    context = LookupContext(request, context.known)
+                # The middleware has not seen the request, or a block of guarded lookups, which has none, is open.
+                if context is None or context.is_over or context.request is None:
+                    known = None if context is None or context.is_over else context.known
+                    context = LookupContext(getattr(request, "_request", request), known)
                 return context, guard, value
             except Exception as error:
                 log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
