@@ -169,19 +169,20 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     compared: Any = query.where.children[0]
     left: Any = getattr(compared, "lhs", None)
     right: Any = getattr(compared, "rhs", None)
-    computed = [] if type(left) is Col else [left]
-    if hasattr(right, "flatten"):  # F("at__year") is the year in the current time zone
-        computed += [each for each in right.flatten() if type(each) not in (Col, Value, ExpressionList)]
-    if computed:
-        return f"compares a computed value, {type(computed[0]).__name__}"
+    parts = [each for each in right.flatten() if type(each) is not ExpressionList] if hasattr(right, "flatten") else []
+    for each in (left, *parts):  # F("at__year") is the year in the current time zone
+        if type(each) is not Col and (each is left or type(each) is not Value):
+            return f"compares a computed value, {type(each).__name__}"
     if type(compared) in NULL:
         return ""
-    for column in (left, right):
-        if type(column) is Col and (doubt := _doubt_of_field(column.target)):
+    for each in (left, *parts):
+        if type(each) is Col and (doubt := _doubt_of_field(each.target)):
             return doubt
     family = family_of(left.target)
-    if type(right) is Col and family_of(right.target) != family:
-        return f"compares a {family} with a {family_of(right.target)}"
+    for each in parts:  # the text in a Value is the database's to read: for PostgreSQL, "today" is another day tomorrow
+        field = each._output_field_or_none
+        if field is not None and family_of(field) != family:
+            return f"compares a {family} with a {family_of(field)}"
     if type(compared) in EQUAL or (type(compared) in ORDER and family in _ORDERED):
         return ""
     return f"compares a {family} by {type(compared).__name__}, whose result depends on more than the row"
