@@ -16,7 +16,6 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
-from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
 from django.db.models.expressions import Col, ExpressionList, F
 from django.db.models.fields import related_lookups
@@ -204,20 +203,14 @@ def _doubt_of_value(value: Any) -> str:
 def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
     """Return why a date and time given as text is refused: without a UTC offset it depends on the time zone."""
     name = path.partition("__")[0]
-    try:
-        field = model._meta.pk if name == "pk" else model._meta.get_field(name)
-    except FieldDoesNotExist:
-        return ""
+    field = model._meta.pk if name == "pk" else model._meta.get_field(name)
     if not isinstance(field, Field) or family_of(field) != "moment":
         return ""
-    for each in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
-        text = each.value if isinstance(each, Value) else each
-        try:
-            moment = parse_datetime(text) if isinstance(text, str) else None
-        except ValueError as error:
-            return f"cannot be queried: {error}"
-        if isinstance(text, str) and (moment is None or moment.tzinfo is None):
-            return f"has the moment {text!r} without an offset from UTC"
+    for text in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
+        if isinstance(text, str):
+            moment = parse_datetime(text)
+            if moment is None or moment.tzinfo is None:
+                return f"has the moment {text!r} without an offset from UTC"
     return ""
 
 
