@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections, models
+from django.db.models.fields.related_lookups import RelatedExact
+from django.db.models.lookups import Exact, IntegerFieldExact
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -42,6 +44,8 @@ _SELECTS = ("select_format", "get_col")
 _COLUMN = (
     "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
 )  # fmt: skip
+#: Lookups that only compare a column with a value. Not their subclasses, nor what else may be registered as ``exact``.
+EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 #: Numbers with more digits before or after the point may be too long for the database.
 LONGEST_NUMBER = 100
 _MISSING = object()
@@ -72,7 +76,7 @@ def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
 
 def _is_djangos_lookup(lookup: Any) -> bool:
     """Return whether Django's own code compares: a project may give its class an ``as_postgresql``, for example."""
-    if not _is_named_by_django(getattr(lookup, "__module__", None)):
+    if lookup not in EXACT:
         return False
     names = [name for name in dir(lookup) if name.startswith(("as_", "batch_process_", "get_", "process_"))]
     return all(is_djangos_method(lookup, name) for name in names if callable(getattr(lookup, name)))

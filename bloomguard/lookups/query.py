@@ -13,21 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from django.db.models import F, Func, Value
 from django.db.models.expressions import Col, ColPairs, RawSQL
-from django.db.models.fields.related_lookups import RelatedExact
 from django.db.models.fields.tuple_lookups import TupleExact
-from django.db.models.lookups import Exact, IntegerFieldExact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
+from ..guards.fields import EXACT
 
 if TYPE_CHECKING:
     from django.db.models import Model
 
     from ..guards import Guard
-
-#: Lookups that only compare a column with a value. Not their subclasses, which may redefine ``exact``.
-EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 
 #: Returned in place of a value for a query without the guard's key.
 NO_KEY: Any = object()

@@ -24,6 +24,7 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
+from ..guards.fields import EXACT
 from ..guards.scopes import DATABASE
 from ..guards.strayed import strayed
 from ..process import LogOnce
@@ -34,7 +35,7 @@ from ..writes.statements import running, wrap
 from .certainty import is_certain, is_sent_unchanged
 from .context import LookupContext, compare_rows, contexts
 from .misses import remember_missing
-from .query import EXACT, NO_KEY, RowLookup, concrete, is_plain
+from .query import NO_KEY, RowLookup, concrete, is_plain
 
 Execute = Callable[..., Any]
 

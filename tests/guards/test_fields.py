@@ -6,7 +6,7 @@ import functools
 
 import pytest
 from django.db import models
-from django.db.models.lookups import Exact
+from django.db.models.lookups import Exact, IExact
 from django.test.utils import isolate_apps
 
 from bloomguard.guards.fields import is_djangos, own_conversions, stores_as_given, value_field
@@ -97,12 +97,13 @@ def test_a_field_with_a_column_of_its_own_may_store_something_else(make, name):
 
 
 @isolate_apps("tests.shop")
-def test_a_lookup_of_ones_own_compares_something_else():
-    """One that a project registers for ``exact``, for the class or for one field."""
+@pytest.mark.parametrize("lookup", [type("OwnExact", (Exact,), {}), IExact])
+def test_a_lookup_of_ones_own_compares_something_else(lookup):
+    """One that a project registers for ``exact``, for the class or for one field; also another one of Django's."""
     field = models.CharField(max_length=5)
     assert own_conversions(field) == ()
 
-    field.register_lookup(type("OwnExact", (Exact,), {}), "exact")
+    field.register_lookup(lookup, "exact")
 
     assert own_conversions(field) == ("exact",)
     assert KeyMaker([_named(field)]).own_field == "code"
