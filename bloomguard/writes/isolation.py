@@ -14,7 +14,9 @@ from ..process import seconds
 from ..state.connection import fetch_uncounted
 
 _DEFAULT_SECONDS = 60.0
-_CHANGES = re.compile(r"\b(?:SET|BEGIN|START)\b.*(?:ISOLATION|CHARACTERISTICS|SNAPSHOT)|\bset_config\b", re.I | re.S)
+_SETS = re.compile(r"\b(?:SET|BEGIN|START)\b", re.IGNORECASE)
+_LEVEL = re.compile("ISOLATION|CHARACTERISTICS|SNAPSHOT", re.IGNORECASE)
+_BY_FUNCTION = re.compile(r"\bset_config\b", re.IGNORECASE)
 
 #: The databases to which this process has sent a statement that may change a level: those of their transactions are
 #: not known any more.
@@ -30,14 +32,20 @@ def is_set_by_function(text: str) -> bool:
 
 def changes_level(text: str, connection: Any) -> bool:
     """Return whether a statement may change the isolation level of a transaction, and record it."""
-    if _CHANGES.search(text) is None:
+    if not _may_change(text):
         return False
     if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
         own = f"SET SESSION TRANSACTION ISOLATION LEVEL {connection.isolation_level.upper()}"
-        if _CHANGES.search(text.replace(own, "")) is None:
+        if not _may_change(text.replace(own, "")):
             return False
     _changed.add(connection.alias)
     return True
+
+
+def _may_change(text: str) -> bool:
+    # Not by one pattern, which would look for the level anew after each of the words.
+    found = _SETS.search(text)
+    return (found is not None and _LEVEL.search(text, found.end()) is not None) or bool(_BY_FUNCTION.search(text))
 
 
 def may_omit_reads(connection: Any) -> bool:

@@ -10,7 +10,7 @@ from .statement import ANY_FIELD, ANYTHING, DEFINE, Effect, Statement, split
 from .tokens import WORD, Token, Unclear, bare, tokens
 from .words import NEVER_FUNCTIONS
 
-_LAST_NAME = re.compile(r"[\w$\x80-\U0010ffff]+\Z")
+_NAME = re.compile(r"[\w$\x80-\U0010ffff]*")
 #: Marks before a bracket that make no call of it.
 _OPERATORS = frozenset("(,=<>+-*/%|&^~!@")
 
@@ -41,11 +41,12 @@ def is_plain_read(sql: str) -> bool:
     pieces = sql.split("(")
     del pieces[-1]
     for piece in (piece.rstrip(" \t\n\r\f\v") for piece in pieces):
-        name = _LAST_NAME.search(piece)
-        if name is None:
+        # The name at the end is read backwards: a search from the left would try each place of a long literal.
+        name = _NAME.match(piece[::-1])[0][::-1]  # type: ignore[index]
+        if not name:
             if piece and piece[-1] not in _OPERATORS:
                 return False
-        elif name[0].lower() not in NEVER_FUNCTIONS or piece[: name.start()].rstrip().endswith("."):
+        elif name.lower() not in NEVER_FUNCTIONS or piece[: -len(name)].rstrip().endswith("."):
             return False
     return True
 

@@ -40,18 +40,21 @@ _COMMON = r"""
   | (?P<odd>[uU]&["']|[qQ]'|--(?![ -~])|%\((?!\w+\))[^)]*\)[a-z]\b|{odd})
   | {texts}
   | {names}
-  | (?P<word>{digits}{letter}(?:[\w$]|[^\x00-\x7f])*)
+  | (?P<word>{digits}{letter}[\w$\x80-\U0010ffff]*)
   | (?P<mark>%s\b|%\(\w+\)s|%%|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|:=|.)
 """
-_LETTER = r"(?:[A-Za-z_]|[^\x00-\x7f])"
-_TEXT = r"(?P<text>'(?:[^']|'')*')"
-_NAMES = r'(?P<name>"(?:[^"]|"")*")'
+_LETTER = r"[A-Za-z_\x80-\U0010ffff]"
+
+#: None of them repeats a group for single characters: a literal of some megabytes would take gigabytes of memory.
+_TEXT = r"(?P<text>'[^']*(?:''[^']*)*')"
+_NAMES = r'(?P<name>"[^"]*(?:""[^"]*)*")'
 #: White space, a line's comment, and what may hide the rest of a text; then the literals and the quoted names.
 _DIALECTS = {
     "postgresql": (
         r"--[^\n\r]*",
         "(?!)",
-        rf"(?P<escaped>[eE]'(?:[^'\\]|''|\\.)*') | (?P<dollar>\$(?:{_LETTER}(?:\w|[^\x00-\x7f])*)?\$) | {_TEXT}",
+        r"(?P<escaped>[eE]'[^'\\]*(?:(?:''|\\.)[^'\\]*)*')"
+        rf" | (?P<dollar>\$(?:{_LETTER}[\w\x80-\U0010ffff]*)?\$) | {_TEXT}",
         _NAMES,
     ),
     "sqlite": (
@@ -63,8 +66,8 @@ _DIALECTS = {
     "mysql": (
         r"--(?=[ \t\n\r]|$)[^\n]*|\#[^\n]*",
         r"\$",  # the beginning of a literal or a name
-        r"(?P<text>'(?:[^'\\]|''|\\.)*')",
-        r'(?P<name>"(?:[^"\\]|""|\\.)*") | (?P<tick>`(?:[^`]|``)*`)',
+        r"(?P<text>'[^'\\]*(?:(?:''|\\.)[^'\\]*)*')",
+        r'(?P<name>"[^"\\]*(?:(?:""|\\.)[^"\\]*)*") | (?P<tick>`(?:[^`]|``)*`)',
     ),
     "": (r"--[^\n\r]*", "(?!)", _TEXT, _NAMES),
 }

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+from types import SimpleNamespace
+
 import pytest
 
+from bloomguard.writes import isolation
 from bloomguard.writes.sql import reader as sqltext
 from bloomguard.writes.sql.tokens import bare
 
@@ -428,3 +433,39 @@ def test_a_table_may_be_named_with_its_schema():
     """Django projects write it with quotes that close and open."""
     assert bare('crm"."Person') == "person"
     assert bare("shop_product") == "shop_product"
+
+
+@pytest.mark.parametrize("vendor", ["postgresql", "sqlite", "mysql"])
+@pytest.mark.parametrize(
+    "begin",
+    ["INSERT INTO a VALUES ('", 'INSERT INTO a VALUES ("', "INSERT INTO a VALUES (E'", "INSERT INTO a VALUES (x"],
+)
+def test_a_long_literal_takes_no_more_memory_than_itself(vendor, begin):
+    """A picture or a geometry in a statement's text may have megabytes."""
+    sql = begin + 500_000 * "0" + begin[-1] + ")"
+    sqltext.tokens("SELECT 1", vendor)  # the pattern is compiled
+    tracemalloc.start()
+    try:
+        sqltext.tokens(sql, vendor)
+        assert tracemalloc.get_traced_memory()[1] < 10 * len(sql)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("look", "sql"),
+    [
+        (sqltext.is_plain_read, f"SELECT a FROM b WHERE c = '{200_000 * '0'}' AND (d OR e)"),
+        (
+            lambda sql: isolation.changes_level(sql, SimpleNamespace(vendor="sqlite", alias="none")),
+            "INSERT INTO a VALUES " + 20_000 * "('a set of things')",
+        ),
+    ],
+    ids=["a literal", "a word again and again"],
+)
+def test_the_time_for_a_long_text_grows_with_its_length(look, sql):
+    """Not with the square of it, which is minutes for a dump of some hundred kilobytes."""
+    began = time.process_time()
+    look(sql)
+
+    assert time.process_time() - began < 2
