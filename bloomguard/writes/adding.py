@@ -75,7 +75,7 @@ class Adding:
             add = guard._runtime.active_filter.add
             confirmed = needs_none or (not problem and add(keys, partial(fencing.drop_standby, guard, using)))
         if not confirmed:
-            fencing.fence(guard, using, problem or guard._runtime.active_filter.why_not_added())
+            fencing.fence({guard: problem or guard._runtime.active_filter.why_not_added()}, using)
         self.missing = ""
 
 
@@ -160,7 +160,7 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
                 else:
                     _blocks.open[key] = outer
             if block.missing:
-                fencing.fence(guard, using, block.missing)
+                fencing.fence({guard: block.missing}, using)
         finally:
             unadded.end(block)
 

@@ -6,6 +6,7 @@ They are sent in one transaction, and one add takes a third of the time that an 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from django.db import connections, models
@@ -14,7 +15,7 @@ from ..guards.unadded import unadded
 from ..state.transactions import together
 from . import fencing
 from .rows import Values, WrittenRows
-from .statements import Execute, add, all_idle, running, wrap
+from .statements import Execute, add_all, all_idle, running, wrap
 from .tables import TrackedTable, guard_of, tracked_tables
 
 _nothing: AbstractContextManager[None] = nullcontext()
@@ -30,19 +31,22 @@ class BulkRows:
 
     def __init__(self, using: str) -> None:
         self.using = using
-        self._rows: dict[tuple[TrackedTable, bool], list[tuple[Any, ...]]] = {}
+        #: By whether the values come from the database, as :attr:`WrittenRows.stored`.
+        self._rows: dict[bool, dict[TrackedTable, list[tuple[Any, ...]]]] = {True: {}, False: {}}
 
     def collect(self, tracked: TrackedTable, using: str, values: Values, *, stored: bool) -> bool:
         """Keep the rows until :meth:`add`; return ``False`` for those of another database."""
         if using == self.using:
-            self._rows.setdefault((tracked, stored), []).extend(values)
+            self._rows[stored].setdefault(tracked, []).extend(values)
         return using == self.using
 
     def add(self) -> None:
         """Add the keys of all rows."""
-        for (tracked, stored), values in self._rows.items():
-            written = WrittenRows(values, "", stored)
-            add(tracked, self.using, lambda _, written=written: written)  # type: ignore[misc]
+        for stored, rows in self._rows.items():
+            add_all(rows, self.using, partial(self._written_to, stored))
+
+    def _written_to(self, stored: bool, tracked: TrackedTable) -> WrittenRows:
+        return WrittenRows(self._rows[stored][tracked], "", stored)
 
 
 def _collecting(insert: Execute) -> Execute:

@@ -62,7 +62,7 @@ def _fence() -> None:
         for guard, cause in new.items():
             try:
                 with _without_warnings():
-                    fencing.fence(guard, alias, f"{cause.table} was written before the guard was registered")
+                    fencing.fence({guard: f"{cause.table} was written before the guard was registered"}, alias)
             except (StoreError, ConfigurationError, DatabaseError) as error:
                 logger.critical(
                     "bloomguard could not fence %s for writes before it was registered; run rebuild_filter: %s",

@@ -16,7 +16,7 @@ other connection.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -80,7 +80,7 @@ class HeldFence:
 
     def hold(self) -> None:
         """Fence the guard if it takes adds again. Raises :class:`StoreError`."""
-        fence(self._guard, self._using, self._reason)
+        fence({self._guard: self._reason}, self._using)
         self._since = table_of(self._guard).copy.read_at
 
     def check(self) -> None:
@@ -238,36 +238,40 @@ def needs_no_add(guard: Guard, using: str) -> bool:
     return _fenced_within(table, guard.name, using)
 
 
-def fence(guard: Guard, using: str, reason: str) -> bool:
-    """Fence ``guard`` for rows written on ``using``, before they become visible; ``False`` if it has no generation.
+def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
+    """Fence guards for rows written on ``using``, before they become visible; return those that have a generation.
 
-    Call it after the statement and before its COMMIT. Raises :class:`StoreError` if it fails: then the write must not
-    be committed.
+    Call it after the statement and before its COMMIT: it waits once for all of them. Raises :class:`StoreError` if one
+    cannot be fenced: then the write must not be committed.
     """
-    try:
-        table = table_of(guard)
-        with writing(guard, using, sent=True):
-            if needs_no_add(guard, using):
-                state = table.lease(guard.name)
-                return state is None or bool(state.generations)
-            if must_fence_within(table, guard.name, using):
-                _fence_within(table, guard.name, using, reason)
-            else:
-                table.fence(guard.name, reason)
-                table.renew(after=table.clock())  # a fence that was read before this wait needs no second one
-                table.sleep(EXPIRY_SECONDS)
-                table.renew()
-    except DatabaseError as error:
-        raise StoreError(
-            f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The write "
-            "is refused, as a request for the row might be answered 404. Write again when the state rows can be changed"
-        ) from error
-    return True
-
-
-def must_fence_within(table: StateTable, name: str, using: str) -> bool:
-    """Whether the fence has to be a statement of the writer's own transaction."""
-    return table.is_read_otherwise or locks_out(table, using) or holds_row(table, name, using)
+    fenced: list[Guard] = []
+    set_at: dict[StateTable, float] = {}
+    for guard, reason in reasons.items():
+        try:
+            table = table_of(guard)
+            with writing(guard, using, sent=True):
+                if needs_no_add(guard, using):
+                    state = table.lease(guard.name)
+                    if state is not None and not state.generations:
+                        continue
+                # Whether the fence has to be a statement of the writer's own transaction.
+                elif table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+                    _fence_within(table, guard.name, using, reason)
+                else:
+                    table.fence(guard.name, reason)
+                    set_at[table] = table.clock()
+            fenced.append(guard)
+        except DatabaseError as error:
+            raise StoreError(
+                f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The "
+                "write is refused, as a request for the row might be answered 404. Write again when the state rows "
+                "can be changed"
+            ) from error
+    for table, since in set_at.items():
+        table.renew(after=since)  # a fence that was read before this wait needs no second one
+        table.sleep(max(0.0, since + EXPIRY_SECONDS - table.clock()))
+        table.renew()
+    return fenced
 
 
 def why_failed(error: Exception) -> str:

@@ -14,10 +14,10 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import DatabaseError, Error, connections
+from django.db import Error, connections
 
 from ..guards import Guard, registry
 from ..process import LogOnce
@@ -301,31 +301,10 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
         is_known = cause.table and not cause.is_active
         if not (is_known and adding.is_left_to_block(guard, connection.alias, reason)):
             due[guard] = reason
-    if len(due) > 1:
-        _fence_ahead(due, connection)
+    for guard in fencing.fence(due, connection.alias):
+        _warn(written[guard], site)
     for guard, reason in due.items():
-        if fencing.fence(guard, connection.alias, reason):
-            _warn(written[guard], site)
         fencing.hold(guard, connection, reason)
-
-
-def _fence_ahead(due: dict[Guard, str], connection: Any) -> None:
-    """Set the fences of several guards, so that :func:`fencing.fence` waits once for all of them.
-
-    Not those that are statements of this transaction: they wait together after its COMMIT.
-    """
-    tables = set()
-    with suppress(DatabaseError):  # `fencing.fence` meets the same error, and refuses the write
-        for guard, reason in due.items():
-            table = fencing.table_of(guard)
-            with fencing.writing(guard, connection.alias, sent=True):
-                state = table.renewed(guard.name)
-                is_due = state is not None and state.takes_adds
-                if is_due and not fencing.must_fence_within(table, guard.name, connection.alias):
-                    table.fence(guard.name, reason)
-                    tables.add(table)
-        for table in tables:
-            table.renew(after=table.clock())
 
 
 def _hold(written: dict[Guard, Cause], connection: Any) -> None:

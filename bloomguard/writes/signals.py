@@ -72,7 +72,7 @@ def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str
 
 def _fence(guard: Guard, using: str) -> None:
     try:
-        fencing.fence(guard, using, guard._runtime.active_filter.why_not_added())
+        fencing.fence({guard: guard._runtime.active_filter.why_not_added()}, using)
     except (StoreError, ConfigurationError) as error:
         logger.critical(
             "bloomguard could neither add a saved row to the filter of %s nor fence the guard; run rebuild_filter: %s",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial, wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -128,10 +128,14 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
         if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
             rows = []
-        has_all = bool(rows) and len(rows[0]) == len(returned)
-        for tracked in tables:
-            keyed = rows if has_all and tracked.fields == returned and not (tracked.link or before) else ()
-            add(tracked, compiler.using, lambda tracked: inserted(tracked, compiler, returned, rows, before), keyed)
+        has_all = bool(rows) and len(rows[0]) == len(returned) and not before
+
+        def just_written_to(tracked: TrackedTable) -> WrittenRows | None:
+            if has_all and tracked.fields == returned and not tracked.link:
+                return WrittenRows(rows, "", stored=True)  # nearly always
+            return inserted(tracked, compiler, returned, rows, before)
+
+        add_all(tables, compiler.using, just_written_to)
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
@@ -205,8 +209,8 @@ def run(execute: Execute, compiler: Any, *arguments: Any, statements: Any = None
         return execute(compiler, *arguments)
     except Error:
         if rows_changed(connection) != before:  # of SQLite, for RAISE(FAIL) and ON CONFLICT FAIL
-            for tracked in tracked_tables(compiler.query.model):
-                fencing.fence(tracked.guard, compiler.using, "a statement failed, and left rows whose keys are unknown")
+            tables, reason = tracked_tables(compiler.query.model), "a statement failed, and left rows of unknown keys"
+            fence_all(tables, compiler.using, reason)
         raise
     finally:
         running.due = outer
@@ -289,42 +293,48 @@ def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[Trac
 # -- adding the keys
 
 
-def add_all(tables: Sequence[TrackedTable], using: str, written_to: WrittenTo) -> None:
-    """:func:`add` for each of several guards."""
-    for tracked in tables:
-        add(tracked, using, written_to)
+def add_all(tables: Iterable[TrackedTable], using: str, written_to: WrittenTo) -> None:
+    """Add the keys of the rows just written for each guard; fence those whose adds cannot be confirmed.
 
-
-def add(tracked: TrackedTable, using: str, written_to: WrittenTo, keyed: Values = ()) -> None:
-    """Add the keys of the rows just written; fence the guard if an add cannot be confirmed.
-
-    ``keyed``: the rows, if the database has returned the values of the key and nothing else. An error of the filter
-    does not stop the write. A database error is raised, as it may have ended the writer's transaction; if it has not,
-    the rows may still be committed, so the guard is fenced first.
+    An error of a filter does not stop the write. A database error is raised, as it may have ended the writer's
+    transaction; if it has not, the rows may still be committed, so it is raised after the adds and fences.
     """
-    guard = tracked.guard
-    try:
-        if keyed and _add_leased(tracked, using, keyed, stored=True):
-            return  # nearly always
-        written = written_to(tracked)
-        if (
-            written is not None
-            and not (written.link or keyed)
-            and _add_leased(tracked, using, written.values, stored=written.stored)
-        ):
-            return
-        with fencing.writing(guard, using, sent=True):
-            if fencing.needs_no_add(guard, using):
-                return
-            problem = _problem(tracked, using, written)
-    except DatabaseError:
-        if not is_over(connections[using]) and not is_aborted(connections[using]):
-            fencing.fence(guard, using, "written rows could not be read back")
-        raise
-    except Exception as error:
-        problem = f"adding a written row failed with {type(error).__name__}"
-    if problem:
-        fencing.fence(guard, using, problem)
+    due: dict[Guard, str] = {}
+    failure: DatabaseError | None = None
+    for tracked in tables:
+        guard = tracked.guard
+        try:
+            written = written_to(tracked)
+            if (
+                written is not None
+                and not written.link
+                and _add_leased(tracked, using, written.values, stored=written.stored)
+            ):
+                continue  # nearly always
+            with fencing.writing(guard, using, sent=True):
+                problem = "" if fencing.needs_no_add(guard, using) else _problem(tracked, using, written)
+        except DatabaseError as error:
+            if not may_go_on(connections[using]):
+                raise
+            problem, failure = "written rows could not be read back", failure or error
+        except Exception as error:
+            problem = f"adding a written row failed with {type(error).__name__}"
+        if problem:
+            due[guard] = problem
+    if due:
+        fencing.fence(due, using)
+    if failure is not None:
+        raise failure
+
+
+def may_go_on(connection: Any) -> bool:
+    """Whether the transaction of a statement may still be committed after a database error."""
+    return not (is_over(connection) or is_aborted(connection))
+
+
+def fence_all(tables: Iterable[TrackedTable], using: str, reason: str) -> None:
+    """Fence the guards of the tables."""
+    fencing.fence(dict.fromkeys(map(guard_of, tables), reason), using)
 
 
 def _add_leased(tracked: TrackedTable, using: str, values: Values, *, stored: bool) -> bool:

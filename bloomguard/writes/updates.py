@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import OperationalError, models
+from django.db import DatabaseError, OperationalError, models
 from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
@@ -21,7 +21,19 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add, add_all, all_idle, concerned, lock_alive, run, run_idle, running, wrap
+from .statements import (
+    Execute,
+    add_all,
+    all_idle,
+    concerned,
+    fence_all,
+    lock_alive,
+    may_go_on,
+    run,
+    run_idle,
+    running,
+    wrap,
+)
 from .tables import TrackedTable, folded, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
@@ -179,13 +191,17 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         add_all(tables, using, lambda tracked: None)
         return changed
     whole: dict[TrackedTable, list[Any]] = {tracked: [] for tracked in before if before[tracked].rows}
+    by_page = [tracked for tracked in tables if tracked not in whole]
 
     def add_some(rows: Values) -> None:
-        for tracked in tables:
-            if tracked in whole:  # the rows that are gone are known after the last page
-                whole[tracked] += rows
-            else:
-                add(tracked, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
+        for tracked in whole:  # the rows that are gone are known after the last page
+            whole[tracked] += rows
+        try:
+            add_all(by_page, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+        except DatabaseError:  # no further page is read
+            if may_go_on(connection):
+                fence_all(tables, using, "changed rows could not be read back")
+            raise
 
     try:
         changed = run(_execute_returning, compiler, sql, parameters, returned, add_some)
@@ -197,11 +213,9 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         add_all(tables, using, lambda tracked: None)
         return changed
     if changed > discards.MOST_ROWS:
-        for tracked in tables:
-            fencing.fence(tracked.guard, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-        return changed
-    for tracked, rows in whole.items():
-        add(tracked, using, partial(_updated, using=using, returned=returned, rows=rows, before=before))
+        fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
+    else:
+        add_all(whole, using, lambda tracked: _updated(tracked, using, returned, whole[tracked], before))
     return changed
 
 

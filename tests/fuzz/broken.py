@@ -19,7 +19,7 @@ from bloomguard.writes import batches, discards, fencing, observer, raw, stateme
 @contextmanager
 def bulk_create_adds_nothing() -> Iterator[None]:
     """As signals see it."""
-    original, add = QuerySet.bulk_create, statements.add
+    original, add_all = QuerySet.bulk_create, statements.add_all
     inside: list[int] = []
 
     def bulk_create(self: Any, *arguments: Any, **options: Any) -> Any:
@@ -31,12 +31,12 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 
     def add_unless(*arguments: Any) -> None:
         if not inside:
-            add(*arguments)
+            add_all(*arguments)
 
     with (
         mock.patch.object(QuerySet, "bulk_create", bulk_create),
-        mock.patch.object(statements, "add", add_unless),
-        mock.patch.object(batches, "add", add_unless),
+        mock.patch.object(statements, "add_all", add_unless),
+        mock.patch.object(batches, "add_all", add_unless),
     ):
         yield
 
@@ -58,15 +58,15 @@ def discards_at_once() -> Iterator[None]:
 @contextmanager
 def adds_on_commit() -> Iterator[None]:
     """As most do it who know of transactions: a request comes between the COMMIT and the add."""
-    original = statements.add
+    original = statements.add_all
 
-    def add(tracked: Any, using: str, written_to: Any, keyed: Any = ()) -> None:
-        written = written_to(tracked)
-        transaction.on_commit(partial(original, tracked, using, lambda tracked: written, keyed), using=using)
+    def add_all(tables: Any, using: str, written_to: Any) -> None:
+        written = {tracked: written_to(tracked) for tracked in tables}
+        transaction.on_commit(partial(original, tables, using, written.get), using=using)
 
     with ExitStack() as patches:
         for module in (statements, updates, batches):
-            patches.enter_context(mock.patch.object(module, "add", add))
+            patches.enter_context(mock.patch.object(module, "add_all", add_all))
         yield
 
 

@@ -216,8 +216,7 @@ class Process:
         """What follows an INSERT. Raises :class:`StoreError`: then it must not be committed."""
         tracked: Any = _Tracked(self.guard)
         written = _written(keys)
-        returned = written.values if keys[0] % 2 else ()  # else the database has not returned the keys alone
-        statements.add(tracked, ROWS, lambda tracked: written, returned)
+        statements.add_all([tracked], ROWS, lambda tracked: written)
 
     def delete(self, key: int) -> None:
         """DELETE, with a token for the generation that answers, which is redeemed after the COMMIT."""

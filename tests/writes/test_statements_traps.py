@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -23,6 +23,7 @@ from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.verdicts import Verdict
+from bloomguard.writes import updates
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
 from tests.support.guarding import registered
@@ -538,6 +539,35 @@ def test_an_unexpected_error_fences_and_the_write_goes_on(built, monkeypatch, fa
     assert Article.objects.get().slug == "kept"
     assert status("article") == FENCED
     assert verdicts("article", "kept") == [Verdict.UNKNOWN]
+
+
+@pytest.mark.parametrize("block", [by_hand, without_autocommit], ids=lambda block: block.__name__)
+def test_a_row_that_cannot_be_read_back_for_one_guard_is_in_the_filters_of_all(built, block, monkeypatch):
+    """A database error is the caller's, who may commit the row all the same."""
+    monkeypatch.setattr(updates, "_ROWS_AT_ONCE", 1)
+
+    def refuse(execute, sql, params, many, context):
+        if sql.startswith("SELECT") and has_changed:
+            raise OperationalError("canceling statement due to statement timeout")
+        has_changed.extend([sql] if sql.startswith("UPDATE") else [])
+        return execute(sql, params, many, context)
+
+    for name in ("a", "b"):
+        Bundle.objects.create(name=name)
+    has_changed = []
+    with ExitStack() as stack:
+        guards = [
+            stack.enter_context(registered(model, name=name, lookup="name"))
+            for name, model in (("first", Bundle), ("second", Bundle), ("third", Product))
+        ]
+        built(*guards)
+        with block():
+            with suppress(OperationalError), connections[database.current].execute_wrapper(refuse):
+                Product.objects.update(name=Concat(F("name"), Value("-new")))
+            has_changed.clear()
+
+        assert {bundle.name for bundle in Bundle.objects.all()} == {"a-new", "b-new"}
+        assert Verdict.ABSENT not in [guard.verdict(name) for guard in guards for name in ("a-new", "b-new")]
 
 
 def test_a_guard_that_no_longer_works_fences(built, monkeypatch):

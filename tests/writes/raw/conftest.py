@@ -25,8 +25,8 @@ def seen_at_the_fence(built, monkeypatch):
     seen = []
     fence = fencing.fence
 
-    def watched(guard, using, reason):
-        fenced = fence(guard, using, reason)
+    def watched(reasons, using):
+        fenced = fence(reasons, using)
         seen.append(state.table.connection.execute("SELECT id FROM shop_product WHERE id = 7")[0])
         return fenced
 

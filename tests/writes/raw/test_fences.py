@@ -19,6 +19,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state import transactions
+from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.transactions import pause
 from bloomguard.verdicts import Verdict
@@ -113,16 +114,27 @@ def test_a_fenced_guard_costs_no_second_wait(built, clock):
     assert clock.now == again
 
 
+MANY = {
+    "raw SQL": lambda: execute(INSERT, [7, "x"]),
+    "insert": lambda: Product.objects.create(pk=7, name="x"),
+    "bulk_create": lambda: Product.objects.bulk_create([Product(pk=7, name="x")]),
+    "update": lambda: Product.objects.filter(name="old").update(name="new"),
+}
+
+
 @pytest.mark.parametrize("block", [atomic, autocommit])
-def test_several_guards_wait_together(each_database, fresh, build, clock, block):
+@pytest.mark.parametrize("write", MANY.values(), ids=MANY)
+def test_several_guards_wait_together(each_database, fresh, build, clock, block, write, monkeypatch):
     """A statement that may have written any table would wait for minutes on a site of a hundred guards."""
+    Product.objects.create(pk=1, name="old")
     with ExitStack() as stack:
         for number in range(5):
-            stack.enter_context(registered(Product, name=f"guard-{number}"))
+            stack.enter_context(registered(Product, name=f"guard-{number}", lookup="name"))
             build(f"guard-{number}")
+        monkeypatch.setattr(ActiveFilter, "add", lambda *args, **named: False)
         began = clock.now
         with block():
-            execute(INSERT, [7, "x"])
+            write()
 
         assert [status(f"guard-{number}") for number in range(5)] == [FENCED] * 5
     assert 2 * state.LEASE_SECONDS <= clock.now - began < 3 * state.LEASE_SECONDS

@@ -394,8 +394,9 @@ def guards(each_database, fresh, clock, monkeypatch):
         made = [stack.enter_context(guard) for guard in declared(vendor)]
         for guard in made:
             Rebuild(guard, sleep=clock.sleep).run()
-        monkeypatch.setattr(raw.fencing, "fence", lambda guard, using, reason: fenced.append(guard.name) or False)
-        monkeypatch.setattr(raw, "_fence_ahead", lambda due, connection: None)
+        monkeypatch.setattr(
+            raw.fencing, "fence", lambda reasons, using: fenced.extend(guard.name for guard in reasons) or []
+        )
         if vendor == "postgresql":
             with connections[database.current].cursor() as cursor:  # no guard of one of two such tables is built
                 cursor.execute("CREATE TABLE raw_elsewhere.shop_article (LIKE shop_article)")
