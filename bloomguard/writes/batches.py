@@ -5,6 +5,7 @@ They are sent in one transaction, and one add takes a third of the time that an 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -27,18 +28,23 @@ def connect() -> None:
 
 
 class BulkRows:
-    """The rows that the statements of one ``bulk_create`` have written on ``using``, by table."""
+    """The rows that the statements of one ``bulk_create`` have written on ``using``, for each of ``tables``.
 
-    def __init__(self, using: str) -> None:
+    What a field's ``pre_save`` writes meanwhile to other tables is added at once: their guards do answer.
+    """
+
+    def __init__(self, using: str, tables: Sequence[TrackedTable]) -> None:
         self.using = using
+        self.tables = tables
         #: By whether the values come from the database, as :attr:`WrittenRows.stored`.
         self._rows: dict[bool, dict[TrackedTable, list[tuple[Any, ...]]]] = {True: {}, False: {}}
 
     def collect(self, tracked: TrackedTable, using: str, values: Values, *, stored: bool) -> bool:
-        """Keep the rows until :meth:`add`; return ``False`` for those of another database."""
-        if using == self.using:
+        """Keep the rows until :meth:`add`; return ``False`` for those of another database or table."""
+        is_mine = using == self.using and tracked in self.tables
+        if is_mine:
             self._rows[stored].setdefault(tracked, []).extend(values)
-        return using == self.using
+        return is_mine
 
     def add(self) -> None:
         """Add the keys of all rows."""
@@ -54,7 +60,7 @@ def _collecting(insert: Execute) -> Execute:
         tables, connection = tracked_tables(self.model), connections[self.db]
         if not tables or running.batch is not None or not connection.in_atomic_block:
             return insert(self, *args, **kwargs)
-        batch, guards = BulkRows(self.db), list(map(guard_of, tables))
+        batch, guards = BulkRows(self.db, tables), list(map(guard_of, tables))
         # If the add fails, nothing of all the statements may be committed.
         if all_idle(tables, self.db) is None:
             whole, late = together(connection), _nothing

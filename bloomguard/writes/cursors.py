@@ -13,6 +13,8 @@ from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 
+from . import strays
+from .consequences import current_cache
 from .observer import TransactionObserver
 from .raw import following, read, text_of, watch
 from .sql import reader
@@ -142,12 +144,13 @@ def _hook_script(run: Any) -> Any:
     """Hook SQLite's ``executescript``: it calls no wrapper of Django's, and commits the open transaction first."""
 
     def executescript(self: Any, script: str) -> Any:
-        known = [each for each in connections.all() if each.vendor == "sqlite"]
+        known = [each for each in connections.all(initialized_only=True) if each.vendor == "sqlite"]
         # A package may have put another object in place of Django's connection: then it may be any of them.
         owners = [each for each in known if each.connection is self.connection] or known
         observers = list(filter(None, map(TransactionObserver.of, owners)))
         with ExitStack() as stack:
             for owner in owners:
+                strays.note(script, owner, current_cache(owner.alias).tables)
                 stack.enter_context(following(read(script, owner), owner, apart=True))
             try:
                 return run(self, script)

@@ -198,6 +198,8 @@ def following(
     It yields those guards, or ``None`` if they cannot be found out before the statement. ``apart``: put no transaction
     around it. ``many``: it is sent several times, by ``executemany``.
     """
+    if early.is_early:
+        early.record_write(reading.effects | reading.known, connection.alias)
     try:
         cache = current_cache(connection.alias)
         if not (reading.effects or reading.known) or not cache.tables:

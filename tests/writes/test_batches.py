@@ -14,7 +14,7 @@ from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import statements
-from tests.shop.models import Article
+from tests.shop.models import Article, Product
 from tests.support import database
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -88,6 +88,22 @@ def test_a_field_sees_the_rows_of_earlier_statements(guard, monkeypatch):
     Article.objects.bulk_create(articles("a", "b"), batch_size=1)
 
     assert seen == [True]
+
+
+def test_no_row_that_a_field_writes_to_another_table_is_absent(guard, build, monkeypatch):
+    """Only the batch's own guards let its queries pass, so the keys of other tables are added at once."""
+    build("product")
+    seen = []
+
+    def pre_save(field, instance, add):
+        seen.append(registry["product"].verdict(Product.objects.create(name="x").pk))
+        return getattr(instance, field.attname)
+
+    monkeypatch.setattr(models.SlugField, "pre_save", pre_save)
+
+    Article.objects.bulk_create(articles("a", "b"), batch_size=1)
+
+    assert set(seen) == {Verdict.MAYBE}
 
 
 def test_rows_of_before_an_error_are_added(guard):

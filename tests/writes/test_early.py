@@ -41,6 +41,11 @@ class EarlyConfig(AppConfig):
     def ready(self):
         if step == "write":
             early.Plan.objects.get_or_create(slug="free")
+        if step == "script":
+            from django.db import connection
+
+            with connection.cursor() as cursor:
+                cursor.executescript("INSERT INTO early_plan (slug) VALUES ('free');")
         if step == "write another":
             from django.contrib.contenttypes.models import ContentType
 
@@ -141,6 +146,14 @@ def test_a_row_that_another_app_writes_first_is_never_absent(tmp_path, where, af
     assert run(tmp_path, "build", where) == ["free ABSENT absent", "paid MAYBE maybe", "none ABSENT absent"]
 
     assert run(tmp_path, "write", where) == after
+
+
+@pytest.mark.parametrize("where", ["guards.py", "late guards.py", "elsewhere"])
+def test_a_script_that_another_app_runs_first_fences(tmp_path, where):
+    """SQLite's ``executescript`` calls no wrapper of Django's."""
+    run(tmp_path, "build", where)
+
+    assert run(tmp_path, "script", where) == FENCED
 
 
 @pytest.mark.parametrize("step", ["write", "write another"])

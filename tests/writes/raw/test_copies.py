@@ -10,6 +10,7 @@ from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 
 from bloomguard.guards import registry
+from bloomguard.guards.strayed import strayed
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes.adding import adding
@@ -160,6 +161,28 @@ def test_a_script_fences_on_a_connection_that_another_package_stands_for(built, 
     connection = connections["default"]
     monkeypatch.setattr(connection, "connection", Traced(connection.connection))
     with connection.cursor() as cursor:
+        cursor.executescript("INSERT INTO shop_product (id, name) VALUES (7, 'x');")
+
+    assert status("product") == FENCED
+
+
+@on_sqlite
+def test_a_script_may_hide_a_guarded_table(built):
+    """As any other statement may: no guard answers by that alias any more, whoever builds a filter."""
+    with connections["default"].cursor() as cursor:
+        cursor.executescript("CREATE TEMP TABLE shop_product AS SELECT 7 AS id, '' AS name")
+    try:
+        assert "default" in strayed
+    finally:
+        connections["default"].close()
+
+
+@on_sqlite
+def test_a_script_runs_though_another_alias_cannot_be_used(built, monkeypatch):
+    """Its driver may be missing in this process."""
+    other = {**connections.settings["default"], "ENGINE": "driver_that_is_not_installed"}
+    monkeypatch.setitem(connections.settings, "other", other)
+    with connections["default"].cursor() as cursor:
         cursor.executescript("INSERT INTO shop_product (id, name) VALUES (7, 'x');")
 
     assert status("product") == FENCED
