@@ -241,6 +241,10 @@ class Machine:
         first, second = sorted((mine["result"], twin["result"]))
         if first == "'IntegrityError'" and second.endswith("lock timeout'"):
             raise Incomparable  # both refuse it, by the constraint or the lock, whichever they meet first
+        if mine != twin and {**mine, "result": mine["result"].replace("StoreError", "IntegrityError")} == twin:
+            # Both refuse it. The rows before the error need a fence, in case they are committed; after the error Django
+            # refuses the fence too, and its refusal is what the caller gets.
+            raise Incomparable
         if mine != twin and "of places" in mine["result"]:
             raise Incomparable  # docs/soft-delete.md: a cuckoo guard of two tables locks the rows of both
         if mine != twin:
