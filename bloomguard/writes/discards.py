@@ -15,12 +15,12 @@ other key's row a false 404, while one add too many is a harmless false positive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import connections, router
 from django.db.models import Q, QuerySet
@@ -42,7 +42,14 @@ if TYPE_CHECKING:
 
 #: Keys are not collected for a statement that changes more rows than this: that would take too much memory and time.
 MOST_ROWS = 100_000
-_AT_ONCE = 500  # primary keys in one query: below every database's limit of parameters
+#: Rows that are looked up by one query: below every database's limit of parameters.
+_PAGE = 500
+_T = TypeVar("_T")
+
+
+def pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Split ``values``, by which rows are to be looked up, into those of one query each."""
+    return (values[start : start + _PAGE] for start in range(0, len(values), _PAGE))
 
 
 @dataclass(frozen=True)
@@ -91,9 +98,8 @@ def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
     names = [each.attname for each in query.unique_fields]
     each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
     every: Any = QuerySet(query.model, using=compiler.using).order_by()
-    chunks = [each_row[start : start + _AT_ONCE] for start in range(0, len(each_row), _AT_ONCE)]
     names = _primary_key(tracked)
-    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values(*names) for some in chunks])
+    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values(*names) for some in pages(each_row)])
 
 
 def _primary_key(tracked: TrackedTable) -> list[str]:
@@ -143,8 +149,7 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     guard, alive = tracked.guard, before[tracked]
     after: dict[Any, tuple[Any, ...]] = {}
     for path, chosen in (("pk", list(alive.rows)), (written.link, list(map(unwrapped, written.values)))):
-        for start in range(0, len(chosen), _AT_ONCE):
-            some = chosen[start : start + _AT_ONCE]
+        for some in pages(chosen):
             after |= _values(guard, guard._meta.rows().using(using).filter(**{f"{path}__in": some}))
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []

@@ -91,14 +91,15 @@ class HeldFence:
                 fence_soon([self._guard])
 
 
-def hold(guard: Guard, connection: Any, reason: str) -> None:
-    """Fence ``guard`` again before the COMMIT of the open transaction, if a build has begun by then.
+def hold(reasons: Mapping[Guard, str], connection: Any) -> None:
+    """Fence the guards again before the COMMIT of the open transaction, if a build has begun by then.
 
     Only for a transaction that :func:`may_write_later`.
     """
-    if may_write_later(connection):
+    if reasons and may_write_later(connection):
         held = TransactionObserver.over(connection).held_fences
-        held.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
+        for guard, reason in reasons.items():
+            held.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
 
 
 def may_write_later(connection: Any) -> bool:

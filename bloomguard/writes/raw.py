@@ -41,8 +41,8 @@ _USUAL = re.compile(
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
 _BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
-#: The limit of the texts that are kept until their COMMIT.
-_MOST_UNREAD = 1_000
+#: How many characters of texts are kept until their COMMIT: one text may have megabytes of values.
+_MOST_UNREAD = 1_000_000
 _log = LogOnce()
 
 
@@ -152,6 +152,7 @@ class _Unread:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._texts: set[tuple[str, str]] = set()
+        self._left = _MOST_UNREAD  # less than zero if a text was not kept
 
     @classmethod
     def of(cls, connection: Any) -> _Unread:
@@ -164,8 +165,10 @@ class _Unread:
 
         ``own``: the table of the ORM's statement. A build waits for the rows that the statement itself has written.
         """
-        if len(self._texts) < _MOST_UNREAD:
-            self._texts.add((text, own))
+        if (text, own) not in self._texts and self._left >= 0:
+            self._left -= len(text)
+            if self._left >= 0:
+                self._texts.add((text, own))
 
     def hold(self) -> None:
         """Fence the guards that may have new keys, if a filter is built by now."""
@@ -173,7 +176,7 @@ class _Unread:
             written: dict[Guard, Cause] = {}
             for text, own in self._texts:
                 written |= _follow(read(text, self._connection), self._connection, own)
-            if len(self._texts) >= _MOST_UNREAD:
+            if self._left < 0:
                 written |= affected_guards({ANYTHING}, self._connection)
             _fence(written, self._connection)
 
@@ -246,7 +249,8 @@ def _fencing(
             if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
                 _fence_late(written, connection)
             else:
-                _hold(written, connection)
+                site = _site() if written else ""
+                fencing.hold({guard: _reason(cause, site) for guard, cause in written.items()}, connection)
     elif (
         apart
         or connections[connection.alias] is not connection
@@ -305,14 +309,7 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
             due[guard] = reason
     for guard in fencing.fence(due, connection.alias):
         _warn(written[guard], site)
-    for guard, reason in due.items():
-        fencing.hold(guard, connection, reason)
-
-
-def _hold(written: dict[Guard, Cause], connection: Any) -> None:
-    """For a statement of idle guards: fence those for which a filter is built before its COMMIT."""
-    for guard, cause in written.items():
-        fencing.hold(guard, connection, _reason(cause, _site()))
+    fencing.hold(due, connection)
 
 
 def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:

@@ -29,9 +29,6 @@ from .tables import Fields, TrackedTable
 
 Values = Sequence[tuple[Any, ...]]
 
-#: How many rows are read back by one query: below every database's limit of parameters.
-PAGE = 500
-
 
 class WrittenRows(NamedTuple):
     """What is known of the rows that a statement wrote, one tuple a row.
@@ -70,8 +67,8 @@ def _rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     rows: Any = models.QuerySet(guard.model, using=using).order_by()
     keys = [unwrapped(value) for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []
-    for start in range(0, len(keys), PAGE):
-        some = rows.filter(**{f"{written.link}__in": keys[start : start + PAGE]})
+    for page in discards.pages(keys):
+        some = rows.filter(**{f"{written.link}__in": page})
         found += fresh_rows(some.values_list(*guard._meta.attnames))
     return found
 

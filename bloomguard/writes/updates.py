@@ -20,7 +20,7 @@ from ..state.transactions import together
 from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
-from .rows import PAGE, Values, WrittenRows, may_return, returned_rows
+from .rows import Values, WrittenRows, may_return, returned_rows
 from .statements import (
     Execute,
     add_all,
@@ -273,8 +273,7 @@ def _locked(compiler: Any) -> Values | None:
 def _are_all_there(compiler: Any, keys: Values) -> bool:
     """Whether each of the locked rows still has one of these primary keys."""
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
-    plain = list(map(unwrapped, keys))
-    pages = (plain[start : start + PAGE] for start in range(0, len(plain), PAGE))
+    pages = discards.pages(list(map(unwrapped, keys)))
     found = sum(1 for page in pages for _ in fresh_rows(rows.filter(pk__in=page).values_list("pk")))
     return found == len(keys)
 

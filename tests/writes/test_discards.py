@@ -728,7 +728,7 @@ def test_unique_keys_of_raw_sql_are_discarded(made, lookup, values):
 @on_one_database
 def test_rows_are_read_again_in_parts(articles, monkeypatch):
     """What an UPDATE leaves alive is found again in every part, so that none of it counts as gone."""
-    monkeypatch.setattr(discards, "_AT_ONCE", 2)
+    monkeypatch.setattr(discards, "_PAGE", 2)
 
     Article.objects.filter(slug__in="abc").update(deleted=False)
 

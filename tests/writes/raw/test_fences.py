@@ -37,16 +37,19 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
     """While all guards are idle, a transaction's texts are kept for the COMMIT, up to a limit."""
-    monkeypatch.setattr(raw, "_MOST_UNREAD", 2)
+    monkeypatch.setattr(raw, "_MOST_UNREAD", 20)
     kept = raw._Unread(connections[database.current])
     kept.add("SELECT 1", "")
+    kept.add("SELECT 1", "")
+    kept.add("SELECT 2", "")
     kept.hold()
     assert status("product") == ARMED
 
-    kept.add("SELECT 2", "")
+    kept.add("SELECT 1" + 20 * " ", "")
     kept.hold()
 
     assert status("product") == FENCED
+    assert kept._texts == {("SELECT 1", ""), ("SELECT 2", "")}
 
 
 @pytest.mark.parametrize(
