@@ -82,6 +82,11 @@ def is_aborted(connection: Any) -> bool:
     return connection.vendor == "postgresql" and raw is not None and raw.info.transaction_status == _IN_ERROR
 
 
+def may_go_on(connection: Any) -> bool:
+    """Return whether the open transaction may still be committed after a database error."""
+    return not (is_over(connection) or is_aborted(connection))
+
+
 def pause(seconds: float) -> None:
     """Sleep. Meanwhile no server ends a transaction of this thread because it is idle.
 

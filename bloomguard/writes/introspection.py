@@ -30,7 +30,7 @@ def load(connection: Any) -> Catalogue:
     if reader is None:
         _read_models(catalogue)
     else:
-        with _asking(connection) as fetch:
+        with asking(connection) as fetch:
             reader(catalogue, fetch)
     return catalogue
 
@@ -42,7 +42,7 @@ def calls_own_functions(connection: Any, effects: Iterable[Effect]) -> bool:
     """
     if connection.vendor != "postgresql":
         return True
-    with _asking(connection) as fetch:
+    with asking(connection) as fetch:
         found = {Effect("field" if takes_row else "known", name) for name, takes_row in fetch(_NAMES)}
     of_rows = {effect.name for effect in found if effect.verb == "field"}
     names = of_rows | {effect.name for effect in found}
@@ -62,11 +62,11 @@ def has_temporary_triggers(connection: Any) -> bool:
         return True
 
 
-Fetch = Callable[[str], Iterable[Any]]
+Fetch = Callable[..., Iterable[Any]]
 
 
 @contextmanager
-def _asking(connection: Any) -> Iterator[Fetch]:
+def asking(connection: Any) -> Iterator[Fetch]:
     """Queries that leave the project's transaction as it was."""
     fetch = partial(fetch_uncounted, connection)
     if connection.vendor != "postgresql":

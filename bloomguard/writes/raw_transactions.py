@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..state.transactions import is_aborted, is_over, is_under_way, rolls_back_if_marked
+from ..state.transactions import is_under_way, may_go_on, rolls_back_if_marked
 from .sql.reader import Reading
 
 _WRITES = frozenset({"delete", "insert", "merge", "update"})
@@ -55,4 +55,4 @@ def may_leave_rows(connection: Any, before: int, *, many: bool) -> bool:
     """
     if connection.vendor == "sqlite":
         return rows_changed(connection) != before
-    return many and not is_aborted(connection) and not is_over(connection)
+    return many and may_go_on(connection)

@@ -19,12 +19,12 @@ from django.db.models.constants import OnConflict
 from ..guards import Guard
 from ..guards.fields import is_djangos_compiler, kind_of, stores_as_given, value_field
 from ..guards.keys import unwrapped
-from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
-from ..state.transactions import is_aborted, is_under_way, together
+from ..state.transactions import is_aborted, together
 from . import discards, fencing
 from .consequences import cache_of, may_be_rewritten
 from .discards import Before
+from .introspection import asking
 from .tables import Fields, TrackedTable
 
 Values = Sequence[tuple[Any, ...]]
@@ -189,13 +189,8 @@ def _refusals(connection: Any, table: str, verb: str) -> set[str]:
     """Return the columns that cannot be returned; an empty name for all."""
     name = connection.ops.quote_name(table)
     connection.ensure_connection()
-    with connection.wrap_database_errors:
-        was_under_way = is_under_way(connection)
-        try:
-            return {column for (column,) in fetch_uncounted(connection, _REFUSALS, (name, _EVENTS[verb], name))}
-        finally:
-            if not was_under_way and is_under_way(connection):
-                connection.connection.rollback()  # so the project's transaction begins with its own statement
+    with connection.wrap_database_errors, asking(connection) as fetch:
+        return {column for (column,) in fetch(_REFUSALS, (name, _EVENTS[verb], name))}
 
 
 # -- what an instance holds

@@ -27,7 +27,7 @@ from ..guards import Guard, registry
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
 from ..models import GuardState
 from ..state import table as states
-from ..state.transactions import has_begun, is_aborted, is_over, together
+from ..state.transactions import has_begun, may_go_on, together
 from . import discards, fencing, state_rows, unknown_guards
 from .discards import Alive, Before
 from .raw_transactions import rows_changed
@@ -325,11 +325,6 @@ def add_all(tables: Iterable[TrackedTable], using: str, written_to: WrittenTo) -
         fencing.fence(due, using)
     if failure is not None:
         raise failure
-
-
-def may_go_on(connection: Any) -> bool:
-    """Whether the transaction of a statement may still be committed after a database error."""
-    return not (is_over(connection) or is_aborted(connection))
 
 
 def fence_all(tables: Iterable[TrackedTable], using: str, reason: str) -> None:

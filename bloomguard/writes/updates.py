@@ -16,24 +16,12 @@ from ..guards.fields import is_djangos_compiler
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
-from ..state.transactions import together
+from ..state.transactions import may_go_on, together
 from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import (
-    Execute,
-    add_all,
-    all_idle,
-    concerned,
-    fence_all,
-    lock_alive,
-    may_go_on,
-    run,
-    run_idle,
-    running,
-    wrap,
-)
+from .statements import Execute, add_all, all_idle, concerned, fence_all, lock_alive, run, run_idle, running, wrap
 from .tables import TrackedTable, folded, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
