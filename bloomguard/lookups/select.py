@@ -31,7 +31,7 @@ from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
-from ..writes.statements import running, wrap
+from ..writes.statements import wrap
 from .certainty import is_certain, is_sent_unchanged
 from .context import LookupContext, compare_rows, contexts
 from .misses import remember_missing
@@ -220,8 +220,6 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
     # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.runtime`.
     if guard._meta.discards:
-        return False
-    if running.batch is not None:  # of ``bulk_create``, whose fields may query
         return False
     return not is_aborted(connection) and may_omit_reads(connection)
 
