@@ -20,6 +20,7 @@ from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
+from ..state.transactions import is_aborted
 from . import fencing
 from .rows import hold
 from .tables import parent_path, same_fields
@@ -48,8 +49,16 @@ def _tables(model: type[Model]) -> set[str]:
 def _saved(
     sender: type[Model], instance: Model, using: str, update_fields: frozenset[str] | None = None, **kwargs: Any
 ) -> None:
+    failure: DatabaseError | None = None
     for guard in guards_of(sender):
-        _add(guard, instance, using, update_fields)
+        try:
+            _add(guard, instance, using, update_fields)
+        except DatabaseError as error:
+            if is_aborted(connections[using]):
+                raise  # nothing of the row is left
+            failure = failure or error
+    if failure is not None:
+        raise failure
 
 
 def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str] | None) -> None:

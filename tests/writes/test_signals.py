@@ -12,7 +12,7 @@ from decimal import Decimal
 
 import pytest
 from django.core.management import call_command
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.models import F, Q, Value
 from django.db.models.functions import Concat, Lower
 from django.db.models.signals import post_save
@@ -316,6 +316,32 @@ def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, ca
     assert record.levelname == "CRITICAL"
     assert "product" in record.getMessage()
     assert "rebuild_filter: gone" in record.getMessage()
+
+
+def test_a_row_that_cannot_be_read_back_for_one_guard_is_known_to_the_others(each_database, build_all, clock):
+    """The row is committed before the signal, so the database's error says nothing of it."""
+    refused = []
+
+    def refuse_once(execute, sql, params, many, context):
+        if sql.startswith("SELECT") and not refused:
+            refused.append(sql)
+            raise OperationalError("canceling statement due to statement timeout")
+        return execute(sql, params, many, context)
+
+    bundle = Bundle.objects.create(name="old")
+    with (
+        registered(Bundle, name="first", lookup="name", sync="signals") as first,
+        registered(Bundle, name="second", lookup="name", sync="signals") as second,
+    ):
+        for guard in (first, second):
+            Rebuild(guard, sleep=clock.sleep).run()
+        product = Product.objects.get(pk=bundle.pk)
+        product.name = "new"
+        with pytest.raises(OperationalError), connections[database.current].execute_wrapper(refuse_once):
+            product.save(update_fields=["name"])
+
+        assert Bundle.objects.get().name == "new"
+        assert Verdict.ABSENT not in [first.verdict("new"), second.verdict("new")]
 
 
 def test_another_process_sees_a_saved_row_at_once(build_all):
