@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bloomguard.dashboard.overview import HEIGHT, SPARK_HEIGHT, SPARK_WIDTH, WIDTH, bars, scale_top, spark
+from bloomguard.dashboard.drawing import HEIGHT, SPARK_HEIGHT, SPARK_WIDTH, WIDTH, bars, scale_top, spark
 
 NUMBERS = st.lists(st.integers(0, 10**12), max_size=130)
 
