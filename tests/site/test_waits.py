@@ -136,6 +136,9 @@ LIMITS = {
     "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
     "another thread that looks through the URLs, once for each URLconf": [("routes/table.py", "_PATIENCE")],
     "the file store's lock, in this process and in others": [("stores/disk.py", "LOCK_SECONDS")],
+    "the file store's lock, when its process looks into a shard of a filter (at most 32 MiB) for the first time": [
+        ("stores/disk.py", "LOCK_SECONDS")
+    ],
     "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
     "another thread that reads the catalogue of triggers and functions": [("writes/consequences.py", "LOAD_PATIENCE")],
     "a Redis server": [
