@@ -128,14 +128,10 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
         if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
             rows = []
-        has_all = bool(rows) and len(rows[0]) == len(returned) and not before
-
-        def just_written_to(tracked: TrackedTable) -> WrittenRows | None:
-            if has_all and tracked.fields == returned and not tracked.link:
-                return WrittenRows(rows, "", stored=True)  # nearly always
-            return inserted(tracked, compiler, returned, rows, before)
-
-        add_all(tables, compiler.using, just_written_to)
+        keyed = rows if rows and len(rows[0]) == len(returned) and not before else ()
+        add_all(
+            tables, compiler.using, lambda tracked: inserted(tracked, compiler, returned, rows, before), keyed, returned
+        )
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
@@ -293,9 +289,12 @@ def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[Trac
 # -- adding the keys
 
 
-def add_all(tables: Iterable[TrackedTable], using: str, written_to: WrittenTo) -> None:
+def add_all(
+    tables: Iterable[TrackedTable], using: str, written_to: WrittenTo, keyed: Values = (), returned: Sequence[Any] = ()
+) -> None:
     """Add the keys of the rows just written for each guard; fence those whose adds cannot be confirmed.
 
+    ``keyed``: the rows, if the database has given the fields ``returned`` of each.
     An error of a filter does not stop the write. A database error is raised, as it may have ended the writer's
     transaction; if it has not, the rows may still be committed, so it is raised after the adds and fences.
     """
@@ -304,13 +303,16 @@ def add_all(tables: Iterable[TrackedTable], using: str, written_to: WrittenTo) -
     for tracked in tables:
         guard = tracked.guard
         try:
+            is_keyed = keyed and tracked.fields == returned and not tracked.link
+            if is_keyed and _add_leased(tracked, using, keyed, stored=True):
+                continue  # nearly always
             written = written_to(tracked)
             if (
                 written is not None
-                and not written.link
+                and not (written.link or is_keyed)
                 and _add_leased(tracked, using, written.values, stored=written.stored)
             ):
-                continue  # nearly always
+                continue
             with fencing.writing(guard, using, sent=True):
                 problem = "" if fencing.needs_no_add(guard, using) else _problem(tracked, using, written)
         except DatabaseError as error:
