@@ -94,6 +94,8 @@ def _packed_integers(rows: Sequence[Any]) -> Any:
         return np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
     except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
         return np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
+    except TypeError:  # NULL
+        raise RebuildError(f"a page holds other values than integers: {_CAUSE}") from None
 
 
 def _integers(numbers: Any, rows: int) -> Any:
@@ -150,6 +152,13 @@ def _last_uuid(gathered: str) -> uuid.UUID:
         raise RebuildError(f"a page of UUIDs ends otherwise: {_CAUSE}") from None
 
 
+def _last_small_uuid(gathered: str) -> uuid.UUID:
+    # SQLite orders capitals before small letters: the page after a UUID in capitals would begin in the wrong place.
+    if (last := _last_uuid(gathered)).hex != gathered[-32:]:
+        raise RebuildError(f"a page of UUIDs ends with one in another form: {_CAUSE}")
+    return last
+
+
 def _greatest_uuid(data: bytes) -> uuid.UUID:
     words = np.frombuffer(data, ">u8").reshape(-1, 2)
     first = words[:, 0].max()
@@ -183,10 +192,10 @@ SCANS = {
         _greatest_uuid,
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
-    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_uuid),
+    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_small_uuid),
     ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
     ("postgresql", "text"): Scan(
-        "string_agg(coalesce(bloomguard_key, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
+        "string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
     ),
     ("sqlite", "text"): Scan(
         "group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True

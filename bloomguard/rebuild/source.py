@@ -180,21 +180,37 @@ class Source:
 
         ``after``: only for rows with a greater primary key.
         """
-        rows, names, pk = self.rows().order_by(), self.guard._meta.attnames, self.guard.model._meta.pk
-        if after is not None:
-            rows = rows.filter(pk__gt=after)
-        # The driver of MySQL keeps the whole result of a statement in memory. On PostgreSQL a cursor of the server is
-        # lost, and left in the session of another client, if a pooler sends each statement to another session.
-        if self.connection.vendor not in ("mysql", "postgresql") or kind_of(pk) is None or own_conversions(pk):
+        rows, names, end = self.rows().order_by(), self.guard._meta.attnames, after
+        if not self._has_pages():
+            rows = rows if after is None else rows.filter(pk__gt=after)
             yield from fresh_rows(rows.values_list(*names), size, self.proof)
             return
-        page = list(fresh_rows((rows := rows.order_by("pk").values_list(*names, "pk"))[:size], 0, self.proof))
-        while page:
+        pages = rows.filter(pk__isnull=False).order_by("pk").values_list(*names, "pk")
+        while page := list(fresh_rows((pages if end is None else pages.filter(pk__gt=end))[:size], 0, self.proof)):
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
+            if self.connection.vendor == "sqlite" and type(end) is not int:  # it takes texts too, and orders them last
+                yield from fresh_rows(rows.values_list(*names), size, self.proof)
+                return
             if self._has_several(end):
                 yield from fresh_rows(self.rows().filter(pk=end).values_list(*names), 0, self.proof)
-            page = list(fresh_rows(rows.filter(pk__gt=end)[:size], 0, self.proof))
+        yield from self._unnumbered()
+
+    def _has_pages(self) -> bool:
+        """Return whether rows are read in pages, in the order of the primary key, instead of by one statement.
+
+        The driver of MySQL keeps the whole result of a statement in memory. On PostgreSQL a cursor of the server is
+        lost, and left in the session of another client, if a pooler sends each statement to another session. On SQLite
+        no process can commit before the statement has ended, unless the database has a write-ahead log.
+        """
+        pk, vendor = self.guard.model._meta.pk, self.connection.vendor
+        kind = None if own_conversions(pk) else kind_of(pk)
+        return kind == "integer" if vendor == "sqlite" else kind is not None and vendor in ("mysql", "postgresql")
+
+    def _unnumbered(self) -> Generator[tuple[Any, ...]]:
+        """Yield the values of rows without a primary key, which no page has: a table may be older than its model."""
+        rows = self.rows().filter(pk__isnull=True).values_list(*self.guard._meta.attnames)
+        yield from fresh_rows(rows, 0, self.proof)
 
     def _has_several(self, pk: Any) -> bool:
         """Return whether several rows have this primary key, as if the table is partitioned, or older than its model.
@@ -290,7 +306,7 @@ class Source:
         order = "pk" if scan.by_pk else field
         ordered = self.rows().order_by(order).values(bloomguard_key=F(field))
         if scan.by_pk:
-            ordered = ordered.annotate(bloomguard_pk=F("pk"))
+            ordered = ordered.annotate(bloomguard_pk=F("pk")).filter(pk__isnull=False)
         size = min(PAGE_ROWS, scan.most_rows)
         last: Any = None
         while True:
@@ -312,10 +328,12 @@ class Source:
             elif rows:
                 yield KeyPage(rows, partial(scan.unpack, gathered, rows))
             if rows < size:
-                return
+                break
             last = end if scan.last is None else scan.last(gathered)
             if self.guard._meta.discards and not scan.by_pk:
                 yield from self._others(field, last)
+        if scan.by_pk:
+            yield from self._keyed(self._unnumbered())
 
     def _others(self, field: str, value: Any) -> Iterator[KeyPage]:
         """Yield the key of ``value`` once more for each further row, if a page in the order of ``field`` ends with it.
@@ -348,9 +366,12 @@ class Source:
         return tuple(page)
 
     def _from_rows(self, after: Any = None) -> Iterator[KeyPage]:
+        return self._keyed(self.all_values(min(PAGE_ROWS, _CHUNK_ROWS), after))
+
+    def _keyed(self, values: Generator[tuple[Any, ...]]) -> Iterator[KeyPage]:
         size, is_text = min(PAGE_ROWS, _CHUNK_ROWS), self._is_plain_text()
         keyed = keyless = 0
-        with closing(self.all_values(size, after)) as found:
+        with closing(values) as found:
             while rows := list(islice(found, size)):
                 if is_text:
                     yield KeyPage(len(rows), partial(self._encode, rows))

@@ -7,7 +7,9 @@ import datetime
 import random
 import sqlite3
 import uuid
+from contextlib import closing
 from decimal import Decimal
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -251,6 +253,69 @@ def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch)
             cursor.execute("DROP TABLE tag")
 
 
+@pytest.mark.parametrize("most_characters", [255, 10], ids=["gathered", "by rows"])
+def test_rows_without_a_primary_key_are_all_read(most_characters, each_database, monkeypatch):
+    """As of a table that is older than its model: a page of rows with a greater key has none of them."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", most_characters)
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'a'), (2, 'b'), (3, 'c'), (NULL, 'd'), (NULL, 'e'), (NULL, 'f')")
+    try:
+        pages = islice(Source(TagGuard(Tag)).pages(), 10)  # an end that is NULL would be read again for ever
+
+        assert sorted(key for page in pages for key in page.keys) == [b"a", b"b", b"c", b"d", b"e", b"f"]
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_a_table_whose_primary_key_has_other_values_is_read_by_one_statement(each_database, monkeypatch):
+    """SQLite takes texts and bytes there, if nobody is looking, and none of them is a number to read on from."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", 10)
+    with connections["default"].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT PRIMARY KEY, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'a'), (1.5, 'b'), ('x', 'c'), ('y', 'd'), (x'00', 'e')")
+    try:
+        assert set(scanned(TagGuard(Tag))) == {b"a", b"b", b"c", b"d", b"e"}
+    finally:
+        with connections["default"].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_between_two_pages_others_can_write_to_sqlite(each_database, monkeypatch, tmp_path):
+    """Without a write-ahead log no COMMIT succeeds while a statement reads, so a scan is not one long statement."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 5)
+    path = str(tmp_path / "site.sqlite3")
+    with database.second_alias("default", NAME=path, OPTIONS={}) as alias:
+        with connections[alias].schema_editor() as editor:
+            editor.create_model(Place)
+        rows = [Place(country="de", slug=str(number)) for number in range(5_000)]
+        Place.objects.using(alias).bulk_create(rows)
+        with closing(Source(PlaceGuard(Place), alias).pages()) as pages, closing(sqlite3.connect(path, 0.1)) as other:
+            next(pages)
+            other.execute("INSERT INTO shop_place (country, slug) VALUES ('fr', 'a')")
+            other.commit()
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_text_of_an_enum_is_gathered(each_database):
+    """PostgreSQL compares it as a text only if it is asked to."""
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute("CREATE TYPE colour AS ENUM ('red', 'blue')")
+        cursor.execute("CREATE TABLE tag (id BIGINT PRIMARY KEY, text colour UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'red'), (2, NULL), (3, 'blue')")
+    try:
+        assert sorted(scanned(TagGuard(Tag))) == [b"blue", b"red"]
+    finally:
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+            cursor.execute("DROP TYPE colour")
+
+
 @pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.10 cannot lower the limit")
 def test_a_page_that_is_too_long_for_sqlite_is_read_by_rows(each_database, monkeypatch):
     """SQLite takes longer texts than the field allows, and no value of more than 1 GB."""
@@ -347,6 +412,10 @@ class NumberGuard(Guard):
 
 class LooseGuard(Guard):
     pass
+
+
+class PlaceGuard(Guard):
+    lookup = ("country", "slug")
 
 
 @pytest.fixture
@@ -504,6 +573,19 @@ def test_a_column_with_other_values_stops_the_scan(value, each_database):
             cursor.execute("DROP TABLE loose")
 
 
+def test_null_in_a_column_of_numbers_stops_the_scan(each_database):
+    """The column may allow NULL though its field does not: every database says so in the same way."""
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE loose (id BIGINT UNIQUE)")
+        cursor.execute("INSERT INTO loose VALUES (1), (NULL), (3)")
+    try:
+        with pytest.raises(RebuildError, match="the column has other values too"):
+            scanned(LooseGuard(Loose))
+    finally:
+        with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE loose")
+
+
 def test_bytes_in_a_column_of_text_have_the_key_that_a_request_has(each_database):
     """SQLite takes bytes in a column of text, if nobody is looking: such a row has its key, and so have all others."""
     if each_database == "postgresql":
@@ -531,6 +613,18 @@ def test_uuids_of_another_length_stop_the_scan(each_database):
     for hexadecimal in ("123", "1234"):
         with pytest.raises(RebuildError, match="other values"):
             scans._hexadecimal_uuids(hexadecimal, 1)
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_a_uuid_in_capitals_ends_no_page_of_sqlite(each_database, monkeypatch):
+    """SQLite orders it before all others, which the next page would leave out."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    with connections["default"].cursor() as cursor:
+        for digits in ("F0", "F1", "a0", "a1"):
+            cursor.execute("INSERT INTO shop_order (id) VALUES (%s)", [digits + 30 * "0"])
+
+    with pytest.raises(RebuildError, match="in another form"):
+        scanned(registry["order"])
 
 
 def test_psycopg_2_is_read_too(monkeypatch, each_database):
