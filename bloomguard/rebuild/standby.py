@@ -22,7 +22,8 @@ from django.utils import timezone
 from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
-from ..guards.scopes import DATABASE
+from ..guards.keys import MARKS
+from ..guards.scopes import DATABASE, SCHEMA
 from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
@@ -96,8 +97,25 @@ def why_replaced(store: Store, seen: State) -> str:
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
     """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
     until = timezone.now() + timedelta(seconds=keep_seconds)
-    changes: dict[str, Any] = {"standby_until": until} if keep_seconds else {"standby": "", "standby_until": None}
+    keep = keep_seconds and state.standby and not _has_former_names(guard, state)
+    changes: dict[str, Any] = {"standby_until": until} if keep else {"standby": "", "standby_until": None}
     _change_and_sweep(guard, state, changes if state.standby else {})
+
+
+def _has_former_names(guard: Guard, state: State) -> bool:
+    """Return whether the standby has rows of a schema by another name than it has now, or cannot be asked.
+
+    What is written from now on gets the new name: if the schema gets the other one back, the standby lacks these rows.
+    """
+    if guard.scope != SCHEMA:
+        return False
+    try:
+        standby = open_active(guard, state, name=state.standby)
+        held = [standby.might_contain_many(source.marks()) for source in Sources(guard)]
+    except EXPECTED as error:
+        logger.warning("bloomguard keeps no generation of %s for a roll-back: %s", guard.name, error)
+        return True
+    return any(all(marks[MARKS:]) and not all(marks) for marks in held)
 
 
 def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> None:
@@ -169,13 +187,16 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
     steps: list[Callable[[], None]] = []
     for guard in guards:
         table = guard._runtime.active_filter.table
-        state = table.current(guard.name)
-        if state.building and not is_alive(table, state):
-            after = table.swap(state, building="", builder="")
-            if after is not None:
-                steps.append(partial(_change_and_sweep, guard, after, {}))
-        elif is_over(guard, state):
-            steps.append(partial(retire, guard, state))
+        try:
+            state = table.current(guard.name)
+            if state.building and not is_alive(table, state):
+                after = table.swap(state, building="", builder="")
+                if after is not None:
+                    steps.append(partial(_change_and_sweep, guard, after, {}))
+            elif is_over(guard, state):
+                steps.append(partial(retire, guard, state))
+        except DatabaseError as error:
+            log_not_removed(guard, error)
     _after_all_know(steps, sleep)
 
 

@@ -325,3 +325,21 @@ def test_what_another_builder_began_meanwhile_is_not_cleared_away(kept, clock):
 
     assert row().building == other._name
     assert other._name in lying()
+
+
+def test_clearing_away_that_the_database_refuses_stops_no_other(kept, clock, monkeypatch, caplog):
+    """It is tried again the next time; guards that need a rebuild get it now."""
+    current = states.table.current
+    states.table.swap(current("product"), standby_until=timezone.now() - timedelta(seconds=1))
+
+    def refused(name):
+        if name == "order":
+            raise OperationalError("the row is locked")
+        return current(name)
+
+    monkeypatch.setattr(states.table, "current", refused)
+
+    clear_away([registry["order"], registry["product"]], clock.sleep)
+
+    assert "of order: the row is locked" in caplog.text
+    assert lying() == {kept[0]}

@@ -21,7 +21,7 @@ from django_tenants.utils import schema_context, schema_rename  # noqa: E402
 from bloomguard import adding  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import places, registry, spot_checks  # noqa: E402
-from bloomguard.rebuild import rebuild  # noqa: E402
+from bloomguard.rebuild import Rebuild, rebuild, roll_back_all  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from bloomguard.state.active_filter import ActiveFilter  # noqa: E402
 from bloomguard.verdicts import CAUGHT  # noqa: E402
@@ -286,6 +286,45 @@ def test_a_write_to_a_schema_that_was_renamed_fences(wares, clock):
     assert decisions("two", 33) == ["fenced"]
     assert "'away' had another name" in table.table.row("ware").reason
     build("ware")
+
+
+@pytest.mark.parametrize("is_early", [True, False], ids=["before the roll-back", "after it"])
+def test_a_filter_from_before_a_schema_was_renamed_is_not_kept(wares, clock, is_early):
+    """When the schema gets its name back, it would lack the rows that were written under the other one."""
+    names = ["ALTER SCHEMA two RENAME TO away", "ALTER SCHEMA away RENAME TO two"]
+    past_django(names.pop(0))
+    try:
+        Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
+        clock.sleep(places.SECONDS)
+        table.table.current("ware")
+        with schema_context("away"):
+            Ware.objects.create(pk=34)
+        if is_early:
+            past_django(names.pop())
+        (outcome,) = roll_back_all([registry["ware"]], clock.sleep)
+    finally:
+        past_django(*names)
+    clock.sleep(places.SECONDS)
+    table.table.current("ware")
+
+    assert "none was kept" in str(outcome)
+    assert decisions("two", 34) == ["ambiguous"]
+    build("ware")
+
+
+def test_a_filter_from_before_a_tenant_was_made_is_kept(wares, clock):
+    """Requests for its rows pass, as they did."""
+    made = tenant("younger")
+    try:
+        Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
+        roll_back_all([registry["ware"]], clock.sleep)
+        table.table.current("ware")
+
+        assert decisions("younger", 35) == ["ambiguous"]
+        assert decisions("two", 35) == ["absent"]
+    finally:
+        made.delete()
+        build("ware")
 
 
 def test_raw_sql_fences(wares):
