@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -32,6 +34,10 @@ _BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filte
 # Keys to write or discard under one lock, during which other writers wait for about 5 ms.
 _WRITTEN_AT_ONCE = 8_192
 _DISCARDED_AT_ONCE = 256
+# The same for a bulk add of fingerprints: half a second if the filter is nearly full, 20 ms if not. Then comes a pause,
+# in which a waiting process tries again to take the lock.
+_PLACED_AT_ONCE = 16_384
+_PAUSE_SECONDS = 0.002
 
 
 class FrameGeneration(Generation):
@@ -158,8 +164,13 @@ class FrameGeneration(Generation):
             located = self.layout.locate_many(keys)
         for index, low, high in located:
             frame, attached = self._shard(index)
-            with self._changing(frame, more):
-                attached.add_digests(low, high)
+            at_once = _PLACED_AT_ONCE if self._positions is None else sys.maxsize
+            for start in range(0, len(low), at_once):
+                some = slice(start, start + at_once)
+                if start:
+                    time.sleep(_PAUSE_SECONDS)
+                with self._changing(frame, more):
+                    attached.add_digests(low[some], high if high is None else high[some])
 
     def discard(self, keys: Iterable[bytes]) -> None:
         if not self.layout.filter_class.supports_discard:

@@ -8,6 +8,7 @@ import threading
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from bloomguard.exceptions import StoreError
@@ -74,6 +75,29 @@ def test_a_frozen_time_ends_no_wait_late(files, monkeypatch):
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.parametrize(("kind", "turns"), [("cuckoo", 4), ("bloom", 1)])
+def test_a_bulk_add_lets_others_write_in_between(files, monkeypatch, kind, turns):
+    """To place fingerprints takes the longer the fuller a filter is: a page of them took more than a writer waits."""
+    made = files.create("city", "a", make_layout(kind=kind, capacity=60_000))
+    taken, paused = [], []
+    locked = made._locked
+
+    def lock(exclusive):
+        taken.append(exclusive)
+        return locked(exclusive)
+
+    monkeypatch.setattr(made, "_locked", lock)
+    monkeypatch.setattr(time, "sleep", paused.append)
+    numbers = np.arange(60_000)
+
+    made.add_many(numbers, more=True)
+
+    assert (len(taken), len(paused)) == (turns, turns - 1)
+    monkeypatch.undo()
+    made.seal()
+    assert all(made.might_contain(key(int(number))) for number in numbers[::100])
+
+
 def test_a_thread_does_not_write_in_the_middle_of_its_own_write(place):
     """As the handler of a signal may try to. It does not wait for itself either."""
     made = place.store.create("city", "a", make_layout())
