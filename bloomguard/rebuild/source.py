@@ -321,7 +321,7 @@ class Source:
                 return
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.unpack(gathered, rows)
-                if len(keys) != rows or (rows == size and self._has_several(end)):
+                if len(keys) != rows or (rows == size and (type(end) is not int or self._has_several(end))):
                     yield from self._from_rows(last)
                     return
                 yield KeyPage(rows, partial(list, keys))

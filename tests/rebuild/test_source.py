@@ -270,11 +270,14 @@ def test_rows_without_a_primary_key_are_all_read(most_characters, each_database,
             cursor.execute("DROP TABLE tag")
 
 
+@pytest.mark.parametrize("most_characters", [255, 10], ids=["gathered", "by rows"])
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
-def test_a_table_whose_primary_key_has_other_values_is_read_by_one_statement(each_database, monkeypatch):
+def test_a_table_whose_primary_key_has_other_values_is_read_by_one_statement(
+    most_characters, each_database, monkeypatch
+):
     """SQLite takes texts and bytes there, if nobody is looking, and none of them is a number to read on from."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 2)
-    monkeypatch.setattr(sources, "_MOST_CHARACTERS", 10)
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", most_characters)
     with connections["default"].cursor() as cursor:
         cursor.execute("CREATE TABLE tag (id BIGINT PRIMARY KEY, text VARCHAR(50) UNIQUE)")
         cursor.execute("INSERT INTO tag VALUES (1, 'a'), (1.5, 'b'), ('x', 'c'), ('y', 'd'), (x'00', 'e')")
