@@ -173,7 +173,7 @@ class Source:
 
     def end(self, order: str) -> Any:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
-        return self._every().order_by(order).values_list("pk", flat=True).first()
+        return self._every().filter(pk__isnull=False).order_by(order).values_list("pk", flat=True).first()
 
     def all_values(self, size: int, after: Any = None) -> Generator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time.
@@ -244,7 +244,7 @@ class Source:
             return  # no rows; or the table of a copy, which has lost its primary key
         if kind == "uuid":
             first, last, pk = first.int, last.int, lambda number: uuid.UUID(int=number)
-        elif kind != "integer":
+        elif kind != "integer" or not type(first) is type(last) is int:  # SQLite takes other values too
             return
         places = min(max(_PLACES, rows // _RUN_ROWS), max(rows, 1))
         width = (last - first) // places + 1
