@@ -6,7 +6,8 @@ are kept here. Between processes that share a cache, an entry made by ``cache.ad
 - A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
   together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
 - A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
-  created since. Later callers wait for the next load. In a transaction it answers its own caller alone.
+  created since. Later callers wait for the next load. In a transaction it answers its own caller alone. A caller in a
+  transaction loads for itself, because that may see a row that the others do not.
 - Values that the filter has under one key, but that the database may tell apart, as with ``normalize``, each have an
   entry and loads of their own: what is loaded for one may be another row than that of the other.
 - An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
@@ -198,7 +199,7 @@ flights = Flights()
 
 
 def _is_in_transaction() -> bool:
-    """Return whether a load in this thread may miss a row that others see: by an older snapshot, or a delete."""
+    """Return whether a load in this thread may see other rows than those of others: an older snapshot, own writes."""
     return any(map(has_begun, connections.all(initialized_only=True)))
 
 
@@ -229,7 +230,7 @@ def _get(call: _Call) -> Any:
             return found
         futures.wait([flight.done], min(flight.began + call.patience, deadline) - now)
         result = flight.result
-        if result is None and flight.began >= arrived:
+        if result is None and flight.began >= arrived and not _is_in_transaction():
             return None
         if result is not None and result is not _MISSING:
             # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
@@ -299,7 +300,7 @@ async def _aget(call: _Call) -> Any:
             return found
         await asyncio.wait([flight.done], timeout=min(flight.began + call.patience, deadline) - now)
         result = flight.result
-        if result is None and flight.began >= arrived:
+        if result is None and flight.began >= arrived and not await sync_to_async(_is_in_transaction)():
             return None
         if result is not None and result is not _MISSING:
             found = await _atry(call.cache, "aget", call.key)

@@ -329,6 +329,41 @@ def test_nothing_found_in_a_transaction_is_no_answer_for_others_on_a_loop_either
     assert len(calls) == size
 
 
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_by_others_is_no_answer_in_a_transaction(shop, monkeypatch):
+    """It may have written the row, which no other transaction sees."""
+    began, waiting, wait = [threading.Event(), threading.Event()], threading.Semaphore(0), futures.wait
+    writer = threading.local()
+
+    def load(value):
+        """Finds nothing: the first time while two callers wait, then while the one in a transaction does."""
+        number = int(began[0].is_set())
+        began[number].set()
+        assert all(waiting.acquire(timeout=60) for _ in range(2 - number))
+
+    def wait_for_second(*args):
+        waiting.release()
+        wait(*args)
+        if hasattr(writer, "is_me"):
+            assert began[1].wait(60)
+
+    def load_in_transaction():
+        writer.is_me = True
+        try:
+            with transaction.atomic():
+                return get_or_load("product", 7, lambda value: "tea", patience=60)
+        finally:
+            connections.close_all()
+
+    waited(monkeypatch, wait_for_second)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(load_elsewhere, 7, load, patience=60)
+        assert began[0].wait(60)
+        others = [pool.submit(load_elsewhere, 7, load, patience=60), pool.submit(load_in_transaction)]
+
+        assert [each.result(60) for each in (first, *others)] == [None, None, "tea"]
+
+
 def folding(monkeypatch, way):
     """The options of a guard that has one key for ``ulm`` and ``ULM``, which the database tells apart."""
     if way == "normalize":
