@@ -16,10 +16,13 @@ from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
+from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
+from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col, ExpressionList, F
 from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
+from django.db.models.sql.query import get_children_from_q  # type: ignore[attr-defined]
 from django.utils.dateparse import parse_datetime
 
 from .fields import own_conversions, value_field
@@ -139,6 +142,29 @@ def _type(value: Any) -> str:
     return next((each.__name__ for each in (bool, int) if isinstance(value, each)), type(value).__name__)
 
 
+def fields_of(model: type[Model], alive: Q) -> set[Any]:
+    """Return the fields in the condition, on either side of a comparison, and the parent links on the way to them.
+
+    Raises :class:`FieldDoesNotExist`.
+    """
+    found: set[Any] = set()
+    for path in get_children_from_q(alive):
+        owner: Any = model
+        for name in path.split(LOOKUP_SEP):
+            try:
+                fields = owner._meta.pk_fields if name == "pk" else [owner._meta.get_field(name)]
+            except FieldDoesNotExist:
+                if owner is model:
+                    raise
+                break  # of the link itself, as in ``place_ptr__in``
+            found.update(fields)
+            link = fields[0].remote_field
+            if not getattr(link, "parent_link", False):
+                break
+            owner = fields[0].related_model
+    return found
+
+
 def refusal_reasons(model: type[Model], alive: Q) -> Iterator[str]:
     """Yield each reason why the condition may change without a write of the row, or differ between processes."""
     for child in alive.children:
@@ -202,9 +228,8 @@ def _doubt_of_value(value: Any) -> str:
 
 def _doubt_of_moment(model: type[Model], path: str, value: Any) -> str:
     """Return why a date and time given as text is refused: without a UTC offset it depends on the time zone."""
-    name = path.partition("__")[0]
-    field = model._meta.pk if name == "pk" else model._meta.get_field(name)
-    if not isinstance(field, Field) or family_of(field) != "moment":
+    fields = fields_of(model, Q((path, None)))
+    if not any(isinstance(field, Field) and family_of(field) == "moment" for field in fields):
         return ""
     for text in value if isinstance(value, (list, tuple, set, frozenset)) else [value]:
         if isinstance(text, str):

@@ -6,6 +6,7 @@ import datetime
 import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from django.db.models.lookups import IntegerFieldExact
 
 from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
-from .conditions import Unstable, as_text, refusal_reasons
+from .conditions import Unstable, as_text, fields_of, refusal_reasons
 from .fields import form_of, is_djangos, own_methods, value_field
 from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of, unwrapped
 from .places import Place
@@ -98,7 +99,7 @@ class GuardMeta:
         """The guard's table, parent tables with a column of the key or of ``alive``, and the tables between them."""
         options = self._guard.model._meta
         try:
-            columns = [*self.fields, *(options.get_field(name) for name in self.alive_fields)]
+            columns = [*self.fields, *self.alive_fields]
         except Exception:
             # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
             # It must not stop the writes of other tables.
@@ -109,10 +110,9 @@ class GuardMeta:
         return {options.db_table, *(model._meta.db_table for model in models)}
 
     @property
-    def alive_fields(self) -> set[str]:
-        """The names of the model fields in ``alive``, on either side of a comparison."""
-        names = self._guard.alive.referenced_base_fields
-        return names - {"pk"} | {field.name for field in self._guard.model._meta.pk_fields if "pk" in names}
+    def alive_fields(self) -> set[Any]:
+        """The model fields in ``alive``, on either side of a comparison; raises :class:`FieldDoesNotExist`."""
+        return fields_of(self._guard.model, self._guard.alive)
 
     @property
     def definition(self) -> str:
@@ -152,10 +152,12 @@ class GuardMeta:
         field, or compare a column as another type. One of them would miss a write, or ask for rows that the scan of the
         other has left out.
         """
-        alive, columns = self.alive_fields, set[str]()
+        alive, columns = set[Any](), set[str]()
+        with suppress(FieldDoesNotExist):  # a system check reports it
+            alive = self.alive_fields
         for field in watched_fields(self._guard):
             column = f"{field.model._meta.db_table}.{field.column}"
-            columns.add(f"{field.name}={column}:{_class_of(field)}" if field.name in alive else column)
+            columns.add(f"{field.name}={column}:{_class_of(field)}" if field in alive else column)
         return f"|watched={','.join(sorted(columns))}"
 
     @property

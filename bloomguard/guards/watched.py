@@ -34,8 +34,7 @@ def family_of(model: type[Model]) -> Iterable[type[Model]]:
 
 def _sources(guard: Guard) -> set[Any]:
     model = guard.model
-    due: list[Any] = [*guard._meta.fields, *model._meta.pk_fields]
-    due += [model._meta.get_field(name) for name in guard.alive.referenced_base_fields if name != "pk"]
+    due: list[Any] = [*guard._meta.fields, *model._meta.pk_fields, *guard._meta.alive_fields]
     if len(guard._meta.tables) > 1:
         for one in family_of(model):
             due += [field for field in one._meta.parents.values() if field is not None]

@@ -168,9 +168,8 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal
     if connection.vendor not in ("postgresql", "mysql"):
         return None
     fields: set[Any] = {*guard._meta.fields, *guard.model._meta.pk_fields}
-    for name in guard._meta.alive_fields:
-        with suppress(FieldDoesNotExist):
-            fields.add(guard.model._meta.get_field(name))
+    with suppress(FieldDoesNotExist):
+        fields |= guard._meta.alive_fields
     for table in sorted({field.model._meta.db_table for field in fields}):
         name = connection.ops.quote_name(table)
         columns = sorted(field.column for field in fields if field.model._meta.db_table == table)

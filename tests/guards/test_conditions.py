@@ -247,7 +247,7 @@ def test_what_is_not_certain_to_change_with_the_row_alone_is_refused(model, aliv
 
 @isolate_apps("tests.shop")
 def test_a_moment_may_be_the_primary_key():
-    """By that name too, its text needs an offset."""
+    """By that name too, and by a child's link, its text needs an offset."""
 
     class Reading(models.Model):
         at = models.DateTimeField(primary_key=True)
@@ -255,9 +255,14 @@ def test_a_moment_may_be_the_primary_key():
         class Meta:
             app_label = "shop"
 
-    for name in ("pk", "at"):
-        assert "without an offset" in "".join(refusal_reasons(Reading, Q(**{f"{name}__lte": "2024-02-29 12:00"})))
-        assert list(refusal_reasons(Reading, Q(**{f"{name}__lte": "2024-02-29T12:00Z"}))) == []
+    class Sample(Reading):
+        class Meta:
+            app_label = "shop"
+
+    for model, names in {Reading: ("pk", "at"), Sample: ("pk", "at", "reading_ptr", "reading_ptr__at")}.items():
+        for name in names:
+            assert "without an offset" in "".join(refusal_reasons(model, Q(**{f"{name}__lte": "2024-02-29 12:00"})))
+            assert list(refusal_reasons(model, Q(**{f"{name}__lte": "2024-02-29T12:00Z"}))) == []
 
 
 def test_the_check_tells_the_comparison_and_the_cure():
@@ -296,6 +301,8 @@ SOUND = [
     (Event, Q(pk__gt=5)),
     (Event, Q(at__range=("2024-02-29T12:00Z", "2024-03-01T00:00+00:00"))),
     (User, Q(last_login__lt="2024-01-01T00:00Z")),
+    (Bundle, Q(product_ptr__name="tea")),
+    (Bundle, Q(pk__name="tea")),
     (Article, Q(pk__in=[])),
     (Article, Q()),
 ]

@@ -27,7 +27,7 @@ from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted
 from bloomguard.verdicts import Verdict
-from tests.lookups.models import Annex, Coded, Hall, Shelf
+from tests.lookups.models import Annex, Coded, Hall, Place, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views
 from tests.shop.models import Product
@@ -407,6 +407,23 @@ def test_alive_of_another_row_is_not_that_of_the_row(clock):
             assert Annex.objects.get(code="dead", hall__size=0).size == 5
             assert Annex.objects.get(code="dead", hall__place_ptr__size=0).size == 5
             assert queries(lambda: Annex.objects.filter(code="dead", size=0).first()) == 0
+
+
+@pytest.mark.parametrize(
+    "alive", [Q(place__size=1), Q(id=F("place__size")), ~Q(place__slug="sold"), Q(size=1)], ids=str
+)
+def test_a_row_becomes_alive_by_a_write_of_its_parents_table(clock, alive):
+    """However ``alive`` spells the column: also by the link to the parent."""
+    Annex.objects.create(code="a", id=1, slug="sold", size=5)
+    with registered(Annex, name="alive-annex", alive=alive) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups():
+            found = Annex.objects.filter(alive, code="a")
+            assert queries(lambda: list(found.all())) == 0
+
+            Place.objects.filter(pk=1).update(slug="kept", size=1)
+
+            assert found.get().size == 1
 
 
 def test_rows_that_a_base_manager_leaves_out_are_found_by_the_others(clock):
