@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db.models import Field, Model, OneToOneField, Q, QuerySet, Value, lookups
+from django.db.models import Field, Model, Q, QuerySet, Value, lookups
 from django.db.models.constants import LOOKUP_SEP
 from django.db.models.expressions import Col, ExpressionList, F
 from django.db.models.fields import related_lookups
@@ -25,7 +25,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.query import get_children_from_q  # type: ignore[attr-defined]
 from django.utils.dateparse import parse_datetime
 
-from .fields import own_conversions, value_field
+from .fields import is_parent_link, own_conversions, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 
@@ -158,8 +158,7 @@ def fields_of(model: type[Model], alive: Q) -> set[Any]:
                     raise
                 break  # of the link itself, as in ``place_ptr__in``
             found.update(fields)
-            link = fields[0].remote_field
-            if not getattr(link, "parent_link", False):
+            if not is_parent_link(fields[0]):
                 break
             owner = fields[0].related_model
     return found
@@ -256,8 +255,7 @@ def is_of_row(query: Query, alias: str) -> bool:
     """Return whether the table ``alias`` holds the row, or its part in a parent's table (multi-table inheritance)."""
     join: Any = query.alias_map.get(alias)
     while join is not None and join.parent_alias is not None:
-        link = join.join_field
-        if not isinstance(link, OneToOneField) or not link.remote_field.parent_link:
+        if not is_parent_link(join.join_field):
             return False
         join = query.alias_map.get(join.parent_alias)
     return join is not None

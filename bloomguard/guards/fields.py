@@ -64,6 +64,11 @@ def _with_targets(field: models.Field[Any, Any]) -> Iterator[models.Field[Any, A
         yield field
 
 
+def is_parent_link(field: Any) -> bool:
+    """Return whether the field links a child's row to its parent's. ``parent_link=True`` alone does not say so."""
+    return field in field.model._meta.parents.values()
+
+
 def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
     """Return the names of the methods, and of the lookup, by which the field may change a value or compare another."""
     found = own_methods(field, _CONVERSIONS)
@@ -202,8 +207,7 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
 
 def _points_to_number(field: models.Field[Any, Any]) -> bool:
     """Return whether a foreign key, but not a child's link to its parent, holds a number."""
-    link = field.remote_field
-    return link is not None and not getattr(link, "parent_link", False) and kind_of(field) == "integer"
+    return field.remote_field is not None and not is_parent_link(field) and kind_of(field) == "integer"
 
 
 def takes_text(text: str, vendor: str) -> bool:

@@ -246,6 +246,27 @@ def test_what_is_not_certain_to_change_with_the_row_alone_is_refused(model, aliv
 
 
 @isolate_apps("tests.shop")
+def test_parent_link_makes_no_parent():
+    """Django takes the option for any model: what it leads to is another row, whose writes are not followed."""
+
+    class Account(models.Model):
+        active = models.BooleanField()
+
+        class Meta:
+            app_label = "shop"
+
+    class Profile(models.Model):
+        account = models.OneToOneField(Account, models.CASCADE, parent_link=True)
+
+        class Meta:
+            app_label = "shop"
+
+    alive = Q(account__active=True)
+    assert "another row" in "".join(refusal_reasons(Profile, alive))
+    assert make_guard(Profile, alive=alive)._meta.tables == {"shop_profile"}
+
+
+@isolate_apps("tests.shop")
 def test_a_moment_may_be_the_primary_key():
     """By that name too, and by a child's link, its text needs an offset."""
 
