@@ -17,6 +17,8 @@ from uuid import UUID
 from django.db import connections, models
 from django.db.models.fields.related_lookups import RelatedExact
 from django.db.models.lookups import Exact, IntegerFieldExact
+from django.db.models.sql.datastructures import BaseTable, Join
+from django.db.models.sql.where import WhereNode
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -131,6 +133,16 @@ def is_djangos_compiler(compiler: Any) -> bool:
     classes = type(compiler).__mro__[:-1]
     return all(_is_named_by_django(each.__module__) for each in classes) and all(
         is_djangos_method(compiler, name) for name in ("as_sql", "get_from_clause")
+    )
+
+
+def is_djangos_select(compiler: Any) -> bool:
+    """Return whether Django's own code makes a plain SELECT: its compiler, and the FROM and the WHERE in it."""
+    names = "as_sql", f"as_{compiler.connection.vendor}"  # a compiler prefers the second
+    return (
+        is_djangos_compiler(compiler)
+        and is_djangos_method(compiler, "compile")
+        and all(is_djangos_method(part, name) for part in (BaseTable, Join, WhereNode) for name in names)
     )
 
 

@@ -39,7 +39,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
-from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method, takes_text
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method, is_djangos_select, takes_text
 from ..writes.raw import watch
 from .query import conditions_of, order_of
 
@@ -146,11 +146,11 @@ def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
 def is_sent_unchanged(compiler: Any) -> bool:
     """Return whether the database got the SELECT as Django makes it, of the model's table.
 
-    An ``execute_wrapper``, a patched cursor or compiler may add a condition, such as that of a request's tenant.
+    An ``execute_wrapper``, a patched cursor, compiler or WHERE may add a condition, as of a request's tenant.
     """
     query, connection = compiler.query, compiler.connection
     if not (
-        is_djangos_compiler(compiler)
+        is_djangos_select(compiler)
         and _reads_own_table(query)
         and type(query.where) is WhereNode
         and not query.extra_order_by

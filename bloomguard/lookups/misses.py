@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import EmptyResultSet
 from django.db import connections
 
-from ..guards.fields import is_djangos_compiler
+from ..guards.fields import is_djangos_select
 from ..guards.keys import OutOfRange, Unkeyable
 from ..guards.scopes import DATABASE
 from ..process import seconds
@@ -70,7 +70,7 @@ def _rows(guard: Guard, value: Any, using: str) -> tuple[str, Any] | None:
     """Return the query for the rows of ``value``, with its parameters; ``None`` if Django alone does not make it."""
     rows = guard._meta.rows().using(using).order_by().filter(**guard._meta.conditions(value)).values_list("pk")[:1]
     compiler = rows.query.get_compiler(using)
-    return compiler.as_sql() if is_djangos_compiler(compiler) else None
+    return compiler.as_sql() if is_djangos_select(compiler) else None
 
 
 def confirm_missing(guard: Guard, value: Any) -> None:

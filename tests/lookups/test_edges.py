@@ -229,6 +229,16 @@ def rewritten(how, monkeypatch):
         if how == "cursor":
             execute = CursorWrapper.execute
             patch.setattr(CursorWrapper, "execute", lambda self, sql, *rest: execute(self, of_a_tenant(sql), *rest))
+        elif how == "where":
+            where = WhereNode.as_sql
+
+            def narrowed(self, compiler, connection):
+                sql, parameters = where(self, compiler, connection)
+                return f"{sql} AND 1 = 0", parameters
+
+            patch.setattr(WhereNode, "as_sql", narrowed)
+        elif how == "vendor":
+            patch.setattr(WhereNode, f"as_{connection.vendor}", lambda *args: ("1 = 0", []), raising=False)
         else:
             owner = SQLCompiler if how == "patched compiler" else type("Own", (SQLCompiler,), {})
             as_sql = SQLCompiler.as_sql
@@ -243,7 +253,7 @@ def rewritten(how, monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("how", ["wrapper", "cursor", "patched compiler", "compiler"])
+@pytest.mark.parametrize("how", ["wrapper", "cursor", "patched compiler", "compiler", "where", "vendor"])
 def test_a_statement_that_others_have_changed_is_no_proof(lookups, monkeypatch, how):  # noqa: F811
     """A condition that is added on the way to the database, as that of a tenant, hides a row from one request alone."""
     with rewritten(how, monkeypatch):

@@ -353,7 +353,7 @@ def test_a_query_of_another_packages_compiler_is_not_repeated_and_proves_nothing
     answered = guard._runtime.active_filter.answered_last
 
     with monkeypatch.context() as patch:
-        patch.setattr(misses, "is_djangos_compiler", lambda compiler: False)
+        patch.setattr(misses, "is_djangos_select", lambda compiler: False)
         misses.remember_missing(guard, 7, answered, database.current, is_proved=True)
         assert guard._runtime.decide(7) is MAYBE
 
