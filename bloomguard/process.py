@@ -23,10 +23,10 @@ seconds: Callable[[], float] = partial(time.monotonic) if _CLOCK is None else pa
 #: Each object that a forked child must reset, because it must not share file locks, connections or held locks with the
 #: parent -> functions of the object that do it.
 _resets: WeakKeyDictionary[object, list[Callable[[Any], object]]] = WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = threading.RLock()
 #: The process for which the objects were made, or reset.
 pid = os.getpid()
-_noticing = threading.Lock()
+_noticing = threading.RLock()
 
 
 def after_fork(method: Callable[[], Any]) -> None:
@@ -34,10 +34,14 @@ def after_fork(method: Callable[[], Any]) -> None:
     _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
 
 
-def own_lock(owner: object, name: str, make: Callable[[], Any] = threading.Lock) -> Any:
-    """Return a lock for the attribute ``name`` of ``owner``, which gets a new one in every child."""
-    _append(owner, lambda known: setattr(known, name, make()))
-    return make()
+def own_lock(owner: object, name: str) -> Any:
+    """Return a lock for the attribute ``name`` of ``owner``, which gets a new one in every child.
+
+    Its own thread may take it again: the handler of a signal, or a ``__del__``, may run in the middle of what the lock
+    protects, and there ask a guard or write.
+    """
+    _append(owner, lambda known: setattr(known, name, threading.RLock()))
+    return threading.RLock()
 
 
 def _append(owner: object, reset: Callable[[Any], object]) -> None:
@@ -58,7 +62,7 @@ def notice_fork() -> None:
 
 def _run() -> None:
     global _lock, pid
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     for owner, resets in list(_resets.items()):
         for reset in resets:
             reset(owner)

@@ -212,7 +212,7 @@ class _Keys(Generation):
         #: Those of the block around this one, which answer for the same rows again when this one ends.
         self.outer: _Keys | None = None
         self._counts: Counter[bytes] = Counter()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.might_contain = self._counts.__contains__
 
     def is_recent(self, key: bytes) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
@@ -21,8 +20,7 @@ class Unadded:
     def __init__(self) -> None:
         #: Empty nearly always: look here first, as a call costs each blocked request something.
         self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
-        # A signal's handler, or an object that is garbage, may write in the middle of a call.
-        self._lock = own_lock(self, "_lock", threading.RLock)
+        self._lock = own_lock(self, "_lock")
 
     def begin(self, writer: object, names: Iterable[str]) -> None:
         """Let the guards pass requests until :meth:`end` of ``writer``."""

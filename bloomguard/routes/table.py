@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -313,7 +312,7 @@ _resolver: Callable[[Any], URLResolver] = getattr(resolvers, "_get_cached_resolv
 
 #: Held while a table is built, which takes seconds on a large site. Waiting ends after `_PATIENCE` seconds. A forked
 #: child has its own: the thread that holds its parent's is not there.
-_building, _PATIENCE = own_lock(sys.modules[__name__], "_building", threading.RLock), 10.0
+_building, _PATIENCE = own_lock(sys.modules[__name__], "_building"), 10.0
 
 
 def table_for(urlconf: Any = None) -> RouteTable:

@@ -289,7 +289,8 @@ class ActiveFilter:
                 generation = store.open(self.name, name, self.find_key_hash, state.identity)
                 with self._lock:
                     self.is_remote = store.is_remote
-                    self._opened[name] = generation
+                    # The handler of a signal may have opened it meanwhile.
+                    generation = self._opened.setdefault(name, generation)
                 self._log.forget()  # found here again: if it moves once more, that is logged
         return generation
 
@@ -297,8 +298,8 @@ class ActiveFilter:
         """Release generations that the row no longer names: a mapped file occupies disk space until then."""
         with self._lock:
             self._change = state.change
-            self._opened = {name: opened for name, opened in self._opened.items() if name in state.generations}
-            self._refused = {name: refused for name, refused in self._refused.items() if name in state.generations}
+            self._opened = {name: each for name, each in list(self._opened.items()) if name in state.generations}
+            self._refused = {name: each for name, each in list(self._refused.items()) if name in state.generations}
         self.negative_cache.tidy(state.generations)
 
     def add(

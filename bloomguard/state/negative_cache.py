@@ -69,7 +69,7 @@ class NegativeCache:
 
     def forget(self) -> None:
         """Drop all cached keys, as after a fork."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         #: Generation and digest of each key, oldest first -> when its time is up, and its mark; ``None`` instead of the
         #: mark if the database was only asked: its answer is not known yet, or proves nothing.
         self._kept: OrderedDict[tuple[str, bytes], tuple[float, int | None]] = OrderedDict()
@@ -159,8 +159,8 @@ class NegativeCache:
     def tidy(self, names: Sequence[str]) -> None:
         """Drop all generations except ``names``."""
         with self._lock:
-            self._kept = OrderedDict((entry, until) for entry, until in self._kept.items() if entry[0] in names)
-            self.marks.intersection_update({mark for _, mark in self._kept.values() if mark is not None})
+            self._kept = OrderedDict(each for each in list(self._kept.items()) if each[0][0] in names)
+            self.marks.intersection_update({mark for _, mark in list(self._kept.values()) if mark is not None})
 
     def _is_recent(self, name: str, key: bytes) -> bool:
         """Return whether ``key`` may have been added since ``name`` was announced; ``True`` on error. Never raises."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -53,8 +52,8 @@ class StateTable:
         self._failed_at = float("-inf")
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
-        self._lock = own_lock(self, "_lock", threading.RLock)
-        self._keeping = own_lock(self, "_keeping", threading.RLock)
+        self._lock = own_lock(self, "_lock")
+        self._keeping = own_lock(self, "_keeping")
         self._within = Within()
 
     def lease(self, name: str) -> State | None:

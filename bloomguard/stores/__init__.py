@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -28,7 +27,7 @@ OPEN_SECONDS = 2.0
 
 
 @contextmanager
-def turn(lock: threading.Lock, what: str) -> Iterator[None]:
+def turn(lock: Any, what: str) -> Iterator[None]:
     """Hold ``lock`` during disk or network I/O.
 
     Raises :class:`StoreUnavailable` if another thread has held it for ``what`` for too long.
@@ -69,8 +68,7 @@ class StoreHandler:
         store = self._stores.get(alias)
         if store is None:
             with turn(self._lock, "creating a store"):
-                store = self._stores.get(alias) or self._make(alias)
-                self._stores[alias] = store
+                store = self._stores.get(alias) or self._stores.setdefault(alias, self._make(alias))
         return store
 
     def _make(self, alias: str) -> Store:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -231,7 +230,7 @@ class WriteLock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "lock"
-        self._thread: Any = own_lock(self, "_thread", threading.RLock)  # which knows whether this thread has it
+        self._thread: Any = own_lock(self, "_thread")  # which knows whether this thread has it
         self._fd: int | None = None
         self._written_at = float("-inf")
         self._checks_due = 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,7 @@ class MemoryStore(Store):
         after_fork(self._begin_life)
         self._buffers: dict[tuple[str, str], list[memoryview]] = {}
         self._pages: dict[Page, bytes] = {}
-        self._lock = own_lock(self, "_lock", threading.RLock)  # which knows whether this thread has it
+        self._lock = own_lock(self, "_lock")  # which knows whether this thread has it
 
     def _begin_life(self) -> None:
         self._life = uuid.uuid4().hex

@@ -53,7 +53,7 @@ class Definitions:
         #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
         self.temporary: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
-        self._open: list[weakref.ref[TransactionObserver]] = []
+        self._open: set[weakref.ref[TransactionObserver]] = set()
         self._lock = own_lock(self, "_lock")  # held for microseconds
 
     def changed(self, connection: Any) -> None:
@@ -64,7 +64,7 @@ class Definitions:
             if is_under_way(connection):
                 observer = TransactionObserver.over(connection)
                 observer.ended.append(self.are_changing)
-                self._open.append(weakref.ref(observer))
+                self._open.add(weakref.ref(observer))
 
     def check_temporary(self, connection: Any) -> None:
         """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
@@ -78,11 +78,11 @@ class Definitions:
         if not self._open:
             return False
         with self._lock:
-            going_on = [each for each in self._open if (observer := each()) is not None and observer.is_going_on]
-            if len(going_on) != len(self._open):
-                self._open = going_on
+            ended = [each for each in list(self._open) if (observer := each()) is None or not observer.is_going_on]
+            if ended:
+                self._open.difference_update(ended)
                 self._advance()
-            return bool(going_on)
+            return bool(self._open)
 
     def _advance(self) -> None:
         """Drop the caches. One that another thread is just making has the old stamp, so it keeps no text."""
@@ -113,7 +113,7 @@ class DatabaseCache:
         self.catalogue: Catalogue | None = None
         #: Held while one thread loads the catalogue, so that not all writers of a process that has just started do.
         #: A child that is forked meanwhile waits once for the time limit.
-        self.loading = threading.Lock()
+        self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
         #: By table and verb: the columns that no RETURNING can give, see :mod:`.rows`.

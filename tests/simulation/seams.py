@@ -54,7 +54,7 @@ def install() -> None:
     for module in (active_filter, connection):
         _put(module, after_fork=lambda method: None)
     for module in (active_filter, state):
-        _put(module, own_lock=lambda owner, name, make=threading.Lock: make())
+        _put(module, own_lock=lambda owner, name: threading.RLock())
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
     for module in (locks, rebuild, standby, state, state_rows):
         _put(module, timezone=wall)

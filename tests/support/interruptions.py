@@ -1,7 +1,10 @@
-"""Exceptions that come at a bad moment, as those of a time limit or Ctrl-C."""
+"""What comes at a bad moment: exceptions, as those of a time limit or Ctrl-C, and threads that hold a lock."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -16,3 +19,14 @@ class InterruptedLock:
         """Take the lock and raise KeyboardInterrupt."""
         self._own.acquire(*arguments, **named)
         raise KeyboardInterrupt
+
+
+@contextmanager
+def held_elsewhere(lock: Any) -> Iterator[None]:
+    """Another thread holds the lock: its own could take it again."""
+    with ThreadPoolExecutor(1) as other:
+        other.submit(lock.acquire).result()
+        try:
+            yield
+        finally:
+            other.submit(lock.release).result()

@@ -9,7 +9,6 @@ again. The identity of a Cluster node also has its configuration epoch: see :mod
 from __future__ import annotations
 
 import re
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -89,7 +88,7 @@ class Breaker:
     def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
-        self._lock = own_lock(self, "_lock", threading.RLock)  # a signal's handler may ask, too
+        self._lock = own_lock(self, "_lock")  # a signal's handler may ask, too
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""

@@ -19,6 +19,7 @@ from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, introspection
 from tests.shop.models import Article, Order, Product
 from tests.support import database
+from tests.support.interruptions import held_elsewhere
 
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 
@@ -168,7 +169,7 @@ def test_no_writer_waits_long_for_the_catalogue(built, monkeypatch):
     consequences.caches.clear()
     monkeypatch.setattr(consequences, "LOAD_PATIENCE", 0)
 
-    with consequences.current_cache(database.current).loading:
+    with held_elsewhere(consequences.current_cache(database.current).loading):
         Product.objects.create(pk=101)
         Product.objects.filter(pk=101).update(name="x")
         assert consequences.current_cache(database.current).catalogue is not None
