@@ -207,6 +207,11 @@ def is_in_one_database(model: type[Model]) -> bool:
         return False
 
 
+def _listed(tables: Tables) -> str:
+    """Return the names of the schemas for a ``source``, which has a ``/`` between the alias and them alone."""
+    return ",".join(sorted(tables)).replace("%", "%25").replace("/", "%2F")
+
+
 class Place:
     """The database and the PostgreSQL schema of a guard's table."""
 
@@ -234,7 +239,7 @@ class Place:
             return None
         schemas.forget()  # the copy may be older than the database
         found = self._schemas(alias)
-        return f"{alias}/{','.join(sorted(found[0])) if found else ''}{self.identity(alias)}" if all(found) else None
+        return f"{alias}/{_listed(found[0]) if found else ''}{self.identity(alias)}" if all(found) else None
 
     def identity(self, alias: str) -> str:
         """Return, as the end of a ``source``, which database ``alias`` leads to now. May query.
@@ -285,7 +290,7 @@ class Place:
         found = self._schemas(home or alias) if alias else ()
         if not all(len(each) == 1 for each in found):
             return ""
-        return alias if not found or not source or schema.removesuffix(self.identity(home)) in found[0] else ""
+        return alias if not found or not source or schema == _listed(found[0]) + self.identity(home) else ""
 
     def _certain_alias(self, source: str) -> str:
         """Do :meth:`certain_alias` for databases alone."""

@@ -306,6 +306,23 @@ def test_definitions_that_this_process_changes_count_soon(tenants, clock):
     assert decisions(8) == [AMBIGUOUS]
 
 
+@pytest.mark.parametrize("name", ["a/b", "a%2Fb", "default/public"])
+def test_a_schema_may_have_any_name(tenants, build, clock, name):
+    """Also one with what stands between the alias and the schema in the state row."""
+    run(
+        f'CREATE SCHEMA "{name}"',
+        f'ALTER TABLE shop_product SET SCHEMA "{name}"',
+        f'SET search_path TO public, "{name}"',
+    )
+    try:
+        build("product")
+        clock.sleep(places.SECONDS)
+        assert decisions(1, 8) == [MAYBE, ABSENT]
+        assert registry["product"]._meta.place.home == "postgresql"
+    finally:
+        run("ALTER TABLE shop_product SET SCHEMA public", f'DROP SCHEMA "{name}"')
+
+
 def test_a_schema_of_a_role_that_the_login_can_set(tenants):
     """``SET ROLE`` is how some sites change tenants."""
     clerk = connections["postgresql"].copy()
