@@ -80,8 +80,10 @@ class HeldFence:
 
     def hold(self) -> None:
         """Fence the guard if it takes adds again. Raises :class:`StoreError`."""
+        table = table_of(self._guard)
+        table.renew()
+        self._since = table.copy.read_at  # before the fence: a build may begin while that waits
         fence({self._guard: self._reason}, self._using)
-        self._since = table_of(self._guard).copy.read_at
 
     def check(self) -> None:
         """Fence the guard if the COMMIT took so long that a build may have begun before it. Never raises."""
@@ -247,8 +249,8 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
     """
     fenced: list[Guard] = []
     set_at: dict[StateTable, float] = {}
-    for guard, reason in reasons.items():
-        try:
+    try:
+        for guard, reason in reasons.items():
             table = table_of(guard)
             with writing(guard, using, sent=True):
                 if needs_no_add(guard, using):
@@ -262,16 +264,15 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                     table.fence(guard.name, reason)
                     set_at[table] = table.clock()
             fenced.append(guard)
-        except DatabaseError as error:
-            raise StoreError(
-                f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The "
-                "write is refused, as a request for the row might be answered 404. Write again when the state rows "
-                "can be changed"
-            ) from error
-    for table, since in set_at.items():
-        table.renew(after=since)  # a fence that was read before this wait needs no second one
-        table.sleep(max(0.0, since + EXPIRY_SECONDS - table.clock()))
-        table.renew()
+        for table, since in set_at.items():
+            table.renew(after=since)  # a fence that was read before this wait needs no second one
+            table.sleep(max(0.0, since + EXPIRY_SECONDS - table.clock()))
+            table.renew()
+    except DatabaseError as error:
+        raise StoreError(
+            f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The write "
+            "is refused, as a request for the row might be answered 404. Write again when the state rows can be changed"
+        ) from error
     return fenced
 
 

@@ -149,7 +149,8 @@ class TransactionObserver:
             return execute(sql, params, many, context)
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
-        if self.held_fences and not (isinstance(sql, str) and _never_commits(sql)):
+        may_commit = bool(self.held_fences) and not (isinstance(sql, str) and _never_commits(sql))
+        if may_commit:
             self.hold_fences()
         try:
             result = execute(sql, params, many, context)
@@ -158,6 +159,8 @@ class TransactionObserver:
             # After some errors SQLite rolls back all of it. An interrupted statement may be done or not.
             if not isinstance(error, Error) or is_over(self.connection):
                 self._lose()
+                if may_commit:  # the database may have committed it, and its answer was lost
+                    self._check_fences()
             raise
         self.follow(sql if isinstance(sql, str) else "; COMMIT")
         return result
@@ -216,6 +219,10 @@ class TransactionObserver:
             for fence in list(self.held_fences.values()):
                 fence.hold()
 
+    def _check_fences(self) -> None:
+        for fence in list(self.held_fences.values()):
+            fence.check()
+
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
         commit = self._own["_commit"]
@@ -236,8 +243,7 @@ class TransactionObserver:
             commit()
         except BaseException:  # the database may have committed it, and its answer was lost
             self._lose()
-            for fence in list(self.held_fences.values()):
-                fence.check()
+            self._check_fences()
             raise
         # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
         self.connection.run_commit_hooks_on_set_autocommit_on = True

@@ -147,12 +147,16 @@ def text_of(sql: Any, connection: Any) -> str:
 
 
 class _Unread:
-    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT."""
+    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT.
+
+    They are held as a :class:`bloomguard.writes.fencing.HeldFence` is.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._texts: set[tuple[str, str]] = set()
         self._left = _MOST_UNREAD  # less than zero if a text was not kept
+        self._since = float("-inf")
 
     @classmethod
     def of(cls, connection: Any) -> _Unread:
@@ -172,16 +176,27 @@ class _Unread:
 
     def hold(self) -> None:
         """Fence the guards that may have new keys, if a filter is built by now."""
+        states.table.renew()
+        self._since = states.table.copy.read_at  # before the fence: a build may begin while that waits
         if not current_cache(self._connection.alias).are_idle(self._connection):
-            written: dict[Guard, Cause] = {}
-            for text, own in self._texts:
-                written |= _follow(read(text, self._connection), self._connection, own)
-            if self._left < 0:
-                written |= affected_guards({ANYTHING}, self._connection)
-            _fence(written, self._connection)
+            _fence(self._written(), self._connection)
 
     def check(self) -> None:
-        """Do nothing: a build that begins after :meth:`hold` has two leases to wait first."""
+        """Fence them if the COMMIT took so long that a build may have begun before it. Never raises."""
+        table, alias = states.table, self._connection.alias
+        if table.clock() - self._since < fencing.IDLE_SECONDS:
+            return
+        if not (table.renew(after=table.clock()) and current_cache(alias).are_idle(self._connection)):
+            for guard in self._written():
+                fencing.HeldFence(guard, alias, "").check()
+
+    def _written(self) -> dict[Guard, Cause]:
+        written: dict[Guard, Cause] = {}
+        for text, own in self._texts:
+            written |= _follow(read(text, self._connection), self._connection, own)
+        if self._left < 0:
+            written |= affected_guards({ANYTHING}, self._connection)
+        return written
 
 
 def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:

@@ -156,10 +156,12 @@ def test_a_fence_that_fails_stops_the_commit(site, rebuild, monkeypatch):
     assert not connections["postgresql"].connection.info.transaction_status
 
 
+@pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
 @pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "answer lost"])
-def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild, clock, monkeypatch, is_lost):
+def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild, monkeypatch, is_lost, is_armed):
     """The row was seen for a moment. Also if the writer gets an error, as the connection was lost before the answer."""
-    rebuild()
+    if is_armed:
+        rebuild()
     commit = connections["postgresql"]._commit
 
     def slow():
@@ -172,8 +174,60 @@ def test_a_commit_that_takes_longer_than_a_build_fences_afterwards(site, rebuild
     with pytest.raises(OperationalError) if is_lost else nullcontext(), atomic():
         Group.objects.create(name="x")
 
-    assert Product.objects.filter(pk=7).exists()
     assert status() == FENCED
+    assert Product.objects.filter(pk=7).exists()
+
+
+@pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
+@pytest.mark.parametrize("is_lost", [False, True], ids=["answered", "answer lost"])
+def test_a_commit_by_hand_that_takes_longer_fences_afterwards(site, rebuild, is_lost, is_armed):
+    """Before the connection sends another statement: it may be closed instead."""
+    if is_armed:
+        rebuild()
+
+    def slow(execute, sql, *args):
+        if sql != "COMMIT":
+            return execute(sql, *args)
+        rebuild()
+        result = execute(sql, *args)
+        if is_lost:
+            raise OperationalError("the connection was lost")
+        return result
+
+    with pytest.raises(OperationalError) if is_lost else nullcontext(), connections["postgresql"].execute_wrapper(slow):
+        run("BEGIN")
+        Group.objects.create(name="x")
+        run("COMMIT")
+
+    assert status() == FENCED
+    assert Product.objects.filter(pk=7).exists()
+
+
+@pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
+def test_a_build_that_begins_while_the_commit_waits_for_its_fence_is_ended(site, rebuild, clock, monkeypatch, is_armed):
+    """A receiver of `guard_fenced` may begin it at once. It waits for nothing that the COMMIT has yet to write."""
+    if is_armed:
+        rebuild()
+    connection = connections["postgresql"]
+    commit, sleep = connection._commit, state.table.sleep
+
+    def begin_a_build(seconds):
+        monkeypatch.setattr(state.table, "sleep", sleep)
+        assert state.table.swap(state.table.current("product"), building="another") is not None
+        sleep(seconds)
+
+    def slow():
+        clock.now += 1.2
+        commit()
+
+    monkeypatch.setattr(connection, "_commit", slow)
+    with atomic():
+        Group.objects.create(name="x")
+        rebuild()
+        monkeypatch.setattr(state.table, "sleep", begin_a_build)
+
+    assert Product.objects.filter(pk=7).exists()
+    assert state.table.current("product").building == ""
 
 
 @pytest.mark.parametrize("is_first", [True, False], ids=["before", "within"])
