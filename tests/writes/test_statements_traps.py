@@ -518,6 +518,20 @@ def test_a_migration_in_a_transaction_by_hand_commits_nothing(built, block):
     assert verdicts("article", "new", "never") == [Verdict.MAYBE, Verdict.ABSENT]
 
 
+def test_a_migration_that_changes_many_rows_of_a_parent_adds_their_keys(built):
+    """They come page by page, and SQLite ends no savepoint until all are fetched."""
+    past = historical("shop_product", name=models.CharField(max_length=100))
+
+    with registered(Bundle, name="bundle", lookup="name") as guard:
+        bundle = Bundle.objects.create(name="old")
+        Product.objects.bulk_create(Product(name="old") for _ in range(updates._ROWS_AT_ONCE))
+        built(guard)
+
+        past.objects.filter(id__gte=bundle.pk).update(name="new")
+
+        assert verdicts(guard, "new", "never") == [Verdict.MAYBE, Verdict.ABSENT]
+
+
 # -- what goes wrong
 
 
