@@ -314,9 +314,8 @@ class ActiveFilter:
         if not may_read:
             copy = self.table.lease(self.name)
             return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
-        self._failure = ""
+        self._failure, began = "", self.table.clock()
         for _ in range(2):
-            began = self.table.clock()
             state = self.table.renewed(self.name)
             if state is not None:
                 self.table.wait_for_fence(state)

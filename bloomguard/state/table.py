@@ -49,7 +49,7 @@ class StateTable:
         self.overdue: dict[str, str] = {}
         #: Guard name -> ``fenced_at`` of the last fence that was read, and when it was read first, by ``clock``.
         self.fences: dict[str, tuple[Any, float]] = {}
-        self._failed_at = float("-inf")
+        self._failed_at, self._failed_for = float("-inf"), 0.0
         self._here = ""  # the identity of the database that was read last
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = own_lock(self, "_lock")
@@ -94,7 +94,8 @@ class StateTable:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
 
         ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is. After a
-        failure the next read waits for the length of a lease, so as not to overload a database in trouble.
+        failure the next read waits for the length of a lease, so as not to overload a database in trouble. With
+        ``after`` that came later, it waits as long as the failure took: else a writer would disable its guards.
         """
         if self._within.read is not None:
             return self._renew_within(self._within.read, after)
@@ -109,7 +110,8 @@ class StateTable:
             now = self.clock()
             if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
-            if now - self._failed_at < LEASE_SECONDS:
+            is_new = after is not None and after >= self._failed_at
+            if now - self._failed_at < (min(self._failed_for, LEASE_SECONDS) if is_new else LEASE_SECONDS):
                 return False
             try:
                 if self.overdue:
@@ -124,6 +126,7 @@ class StateTable:
                         exc_info=not isinstance(error, DatabaseError),
                     )
                 self._failed_at = self.clock()  # the failure itself may have taken longer than a lease
+                self._failed_for = self._failed_at - now
                 return False
             self._failed_at = float("-inf")
             return True

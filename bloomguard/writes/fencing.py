@@ -322,9 +322,9 @@ def is_cut_off(table: StateTable, name: str, using: str) -> bool:
     snapshot, nor have changed state rows itself.
     """
     connection: Any = connections[using]
-    if table.connection.alias != using or connection.vendor != "postgresql" or table.renewed(name) is not None:
+    if table.connection.alias != using or connection.vendor != "postgresql" or table.lease(name) is not None:
         return False
-    if is_aborted(connection) or is_alone(connection):
+    if is_aborted(connection) or is_alone(connection) or table.renew(after=table.clock()):
         return False
     if not has_begun(connection):
         return True

@@ -8,11 +8,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import disk
 from bloomguard.verdicts import Verdict
@@ -83,6 +84,28 @@ def test_a_request_needs_no_new_thread(short):
 
 #: Its identity has the boot ID; servers have one of their own.
 on_sqlite = pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_after_a_read_of_the_state_rows_that_failed_reads_them_again(write, short, clock, monkeypatch):
+    """A server that resets connections for a moment disables no guard; requests alone wait for a second."""
+
+    def refuse(*arguments):
+        raise OperationalError("the connection was reset")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(StateConnection, "execute", refuse)
+        patches.setattr(StateConnection, "has_table", refuse)
+        assert short.verdict("never") is Verdict.UNKNOWN
+    clock.now += 0.1
+    assert short.verdict("never") is Verdict.UNKNOWN
+
+    write()
+
+    assert state.table.current("short").status == ARMED
+    clock.now += 1
+    assert verdicts(short) <= {Verdict.MAYBE}
+    assert short.verdict("never") is Verdict.ABSENT
 
 
 def unreadable(monkeypatch, error):
