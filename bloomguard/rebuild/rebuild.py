@@ -30,9 +30,9 @@ from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
+from .pages import fill
 from .plan import EXPECTED, Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
 from .proof import Proof
-from .source import fill
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
 

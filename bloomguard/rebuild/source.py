@@ -1,9 +1,9 @@
-"""Fast scans of a guard's rows, and adding their keys to a generation.
+"""Fast scans of a guard's rows, as pages of keys.
 
 PostgreSQL, SQLite and MariaDB aggregate integers, UUIDs and texts themselves and send one buffer per page: two to three
 times as fast as fetching row by row. The integers and texts of MariaDB and MySQL are fetched while the server sends
 them, without the ORM. Each of these pages is a statement of its own, so no snapshot stays open for long. Other keys are
-made from rows of the ORM. While one page is read, a thread hashes the one before.
+made from rows of the ORM.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import random
 import uuid
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import DataError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
@@ -28,12 +26,9 @@ from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
-from ..stores import Generation
+from .pages import KeyPage
 from .proof import Proof
 from .scans import SCANS, Scan, binary_cursor, streamed, unbuffered_cursor
-
-if TYPE_CHECKING:
-    from ..filters.base import Keys
 
 #: A page takes some 40 ms and 1.6 MB. Below 100,000 rows the round trips begin to cost; larger pages gain nothing.
 PAGE_ROWS = 200_000
@@ -54,22 +49,6 @@ _POSTGRESQL_ESTIMATE = (
     "SELECT reltuples::float8 / NULLIF(relpages, 0) * (pg_relation_size(oid) / current_setting('block_size')::int) "
     "FROM pg_class WHERE oid = %s::regclass"
 )
-
-
-@dataclass(frozen=True)
-class KeyPage:
-    """The number of some rows, and ``make``, which returns their keys."""
-
-    rows: int
-    make: Callable[[], Keys]
-
-    @cached_property
-    def keys(self) -> Keys:
-        """The keys in a form that :meth:`KeyHash.digests` takes, unpacked by the first thread that reads them.
-
-        Raises :class:`RebuildError` if their number differs from that of the rows.
-        """
-        return self.make()
 
 
 class Source:
@@ -392,27 +371,3 @@ class Source:
             return [value.encode() for (value,) in rows if value is not None]
         except (AttributeError, UnicodeEncodeError):
             return [key for key in map(self.key, rows) if key is not None]
-
-
-def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int], None]) -> int:
-    """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
-
-    ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
-    """
-    rows = 0
-    # Close the pages here, not when they are collected: their connection may be closed by then.
-    with ThreadPoolExecutor(1) as hasher, closing(pages):
-        pending: Future[None] | None = None
-        for page in pages:
-            rows += page.rows
-            if pending is not None:
-                pending.result()
-            pending = hasher.submit(_add, generation, page)
-            read(rows)
-        if pending is not None:
-            pending.result()
-    return rows
-
-
-def _add(generation: Generation, page: KeyPage) -> None:
-    generation.add_many(page.keys, more=True)

@@ -20,8 +20,9 @@ from ..guards.places import name_of_database, schemas
 from ..guards.scopes import DATABASE, SCHEMA, first_alias_of, no_schema
 from ..state.connection import DatabaseConnection
 from ..stores import Generation
+from .pages import KeyPage
 from .scans import Scan
-from .source import KeyPage, Source
+from .source import Source
 
 #: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
 #: standby; but a standby is refused.

@@ -32,8 +32,9 @@ from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
+from .pages import KeyPage
 from .plan import open_active, stale_share
-from .source import KeyPage, Source
+from .source import Source
 from .sources import Sources
 
 #: A verification ends after this many missing rows: the guard needs a rebuild in any case.

@@ -14,7 +14,7 @@ from django.db import OperationalError, connections
 
 from bloomguard.filters.layout import KeysSummary
 from bloomguard.models import GuardState
-from bloomguard.rebuild.source import KeyPage
+from bloomguard.rebuild.pages import KeyPage
 from bloomguard.rebuild.sources import Sources
 from bloomguard.state.connection import StateConnection
 

@@ -22,7 +22,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 #: probes of a start, which send requests to the site's own views.
 WITHOUT_A_LIMIT = {
     ("door/page.py", "pool.submit(probe).result()"),
-    ("rebuild/source.py", "pending.result()"),
+    ("rebuild/pages.py", "pending.result()"),
     ("rebuild/verify.py", "pending.result()"),
     ("filters/bulk.py", "other.result()"),
 }
