@@ -23,6 +23,7 @@ from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable, head_of
 from bloomguard.rebuild import Rebuild, scans
 from bloomguard.rebuild import source as sources
+from bloomguard.rebuild.pages import KeyPage
 from bloomguard.rebuild.source import Source
 from bloomguard.rebuild.sources import ScopedSource
 from bloomguard.verdicts import Verdict
@@ -36,7 +37,7 @@ pytestmark = [
 ]
 
 
-def keys_of(page: sources.KeyPage, guard: Guard) -> list[bytes]:
+def keys_of(page: KeyPage, guard: Guard) -> list[bytes]:
     """A page's keys, one by one, from whatever form it has."""
     if isinstance(page.keys, np.ndarray):
         return [int(number).to_bytes(8, "little", signed=True) for number in page.keys]

@@ -39,7 +39,7 @@ def install() -> None:
     """Done once a process, and never undone."""
     from django.db import connections
 
-    from bloomguard.rebuild import locks, rebuild, source, standby
+    from bloomguard.rebuild import locks, pages, rebuild, standby
     from bloomguard.state import active_filter, connection, row
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, state_rows, statements
@@ -73,7 +73,7 @@ def install() -> None:
             unreadable_columns=lambda guard, connection: "",
         ),
     )
-    _put(source, ThreadPoolExecutor=AtOnce)
+    _put(pages, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
     _put(statements, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
