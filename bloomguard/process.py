@@ -1,4 +1,4 @@
-"""What each process has for itself: its clock, what a fork resets, errors that are logged once; is it a test run?"""
+"""What each process has for itself: its clock, what a fork resets, errors logged once, whether it is a test run."""
 
 from __future__ import annotations
 

@@ -66,8 +66,9 @@ def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
     After an error of a guard they are made again at the next call: it may be over by then.
     """
     plans, methods = registry.plans, registry.methods
-    if model in plans.lookups:
-        return plans.lookups[model]
+    known = plans.lookups.get(model)
+    if known is not None:
+        return known
     found: tuple[RowLookup, ...] = ()
     errors = 0
     for guard in registry:

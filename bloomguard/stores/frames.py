@@ -33,10 +33,8 @@ _BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filte
 # Keys to write or discard under one lock, during which other writers wait for about 5 ms.
 _WRITTEN_AT_ONCE = 8_192
 _DISCARDED_AT_ONCE = 256
-# The same for a bulk add of fingerprints: half a second if the filter is nearly full, 20 ms if not. Then comes a pause,
-# in which a waiting process tries again to take the lock.
+# The same for a bulk add of fingerprints: half a second if the filter is nearly full, 20 ms if not.
 _PLACED_AT_ONCE = 16_384
-_PAUSE_SECONDS = 0.002
 
 
 class FrameGeneration(Generation):
@@ -44,6 +42,9 @@ class FrameGeneration(Generation):
 
     ``locked(exclusive)`` is a context manager that locks out writers of all processes. Checks take no lock.
     """
+
+    #: Seconds between the parts of a bulk add, in which a waiting process tries again to take the lock.
+    _pause_seconds = 0.002
 
     def __init__(
         self,
@@ -167,7 +168,7 @@ class FrameGeneration(Generation):
             for start in range(0, len(low), at_once):
                 some = slice(start, start + at_once)
                 if start:
-                    time.sleep(_PAUSE_SECONDS)
+                    time.sleep(self._pause_seconds)
                 with self._changing(frame, more):
                     attached.add_digests(low[some], high if high is None else high[some])
 

@@ -294,9 +294,9 @@ def add_all(
 ) -> None:
     """Add the keys of the rows just written for each guard; fence those whose adds cannot be confirmed.
 
-    ``keyed``: the rows, if the database has given the fields ``returned`` of each.
-    An error of a filter does not stop the write. A database error is raised, as it may have ended the writer's
-    transaction; if it has not, the rows may still be committed, so it is raised after the adds and fences.
+    ``keyed``: the rows, if the database has given the fields ``returned`` of each and no others. An error of a filter
+    does not stop the write. A database error is raised, as it may have ended the writer's transaction; if it has not,
+    the rows may still be committed, so it is raised after the adds and fences.
     """
     due: dict[Guard, str] = {}
     failure: DatabaseError | None = None

@@ -88,7 +88,7 @@ class Breaker:
     def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
         self._probe_at: float | None = None  # when the next probe is due; None while the breaker is closed
-        self._lock = own_lock(self, "_lock")  # a signal's handler may ask, too
+        self._lock = own_lock(self, "_lock")
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""

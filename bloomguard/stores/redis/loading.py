@@ -29,6 +29,8 @@ _STEP = 1 << 20  # bytes of zeros by which one command extends a new key
 class Draft(FrameGeneration):
     """A new generation on the heap of the process that builds it."""
 
+    _pause_seconds = 0.0  # nobody waits for its lock
+
     def __init__(self, layout: Layout) -> None:
         self.frames = [Frame.format(header, memoryview(bytearray(header.frame_bytes))) for header in layout.headers]
         for frame in self.frames:
