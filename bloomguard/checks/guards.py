@@ -43,10 +43,13 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         yield from _guard(guard)
         yield from _misspelt(guard)
     for guard in registry.clashes:
+        if guard._mistakes:  # it may have this name only because its own cannot be used
+            yield from _guard(guard)
+            continue
         yield Warning(
             f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
             hint="Give one of them another name: name = ...",
-            obj=registry[guard.name].model,
+            obj=guard.model,
             id="bloomguard.W107",
         )
 

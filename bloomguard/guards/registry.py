@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from django.core.signals import setting_changed
@@ -12,6 +13,8 @@ from django.db.models import Model
 
 from ..exceptions import ConfigurationError
 from .guard import Guard
+
+_MANY = 20  # names in an error
 
 
 class Plans:
@@ -87,11 +90,15 @@ class Registry:
         self.plans = plans
 
     def __getitem__(self, name: str) -> Guard:
-        """Return the guard ``name``; raises :class:`ConfigurationError` with the known names if there is none."""
+        """Return the guard ``name``; raises :class:`ConfigurationError` with the nearest names if there is none."""
         try:
             return self._guards[name]
         except KeyError:
-            known = ", ".join(sorted(self._guards)) or "none: an app's guards.py registers them"
+            names = sorted(self._guards)
+            if len(names) > _MANY:
+                names = get_close_matches(name, names, _MANY, 0.5) or names[:_MANY]
+                names.append(f"{len(self._guards) - len(names)} others")
+            known = ", ".join(names) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def get(self, name: str) -> Guard | None:

@@ -69,7 +69,7 @@ def only():
     registry.changed()
 
     def add(model, **attributes):
-        guard = make_guard(model, name="mine", **attributes)
+        guard = make_guard(model, **{"name": "mine", **attributes})
         registry.add(guard)
         return guard
 
@@ -224,6 +224,21 @@ def test_two_guards_of_one_name(only):
     assert found == "bloomguard.W107"
     assert "SecondGuard: another guard already has the name 'mine'" in message
     assert "name = ..." in hint
+
+
+def test_two_guards_whose_names_cannot_be_used(only):
+    """Each is reported by the name that its class has, not by the one that both got instead."""
+    only(Product, name="No Name")
+
+    @register(Article)
+    class SecondGuard(type(make_guard(Article))):
+        name = "Nor This"
+
+    found = [message for id, message, _ in messages() if id in ("bloomguard.W118", "bloomguard.W107")]
+
+    assert len(found) == 2
+    assert any("name is 'No Name'" in message for message in found)
+    assert any("name is 'Nor This'" in message for message in found)
 
 
 def test_an_unknown_key_of_the_setting(only, settings):

@@ -60,6 +60,19 @@ def test_an_unknown_guard_is_an_error_that_lists_those_there_are():
         registry["prodcut"]
 
 
+def test_of_many_guards_the_error_names_the_nearest():
+    """A site may have hundreds."""
+    own = Registry()
+    for number in range(300):
+        own.add(make_guard(Product, name=f"product-{number}"))
+    own.add(make_guard(Order, name="order"))
+
+    with pytest.raises(ConfigurationError, match=r"no guard 'ordre'; known are order, 300 others"):
+        own["ordre"]
+    with pytest.raises(ConfigurationError, match=r"known are order, product-0, .*, 281 others"):
+        own["x"]
+
+
 def test_an_empty_registry_says_where_guards_come_from():
     """Without any guard the error says what registers one."""
     with pytest.raises(ConfigurationError, match=r"none: an app's guards\.py registers them"):
