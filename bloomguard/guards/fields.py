@@ -248,3 +248,19 @@ def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
     if kind == "decimal":
         return bool(abs(field.to_python(value).adjusted()) > LONGEST_NUMBER)
     return isinstance(value, str) and "\0" in value
+
+
+def parts_of(expression: Any) -> Iterator[Any]:
+    """Yield an expression and all its parts, also the conditions in it, but no constants and no subquery's parts.
+
+    ``flatten()`` stops at conditions: at the ``Q`` of a ``When``, or that of an annotation.
+    """
+    if isinstance(expression, (list, tuple, set, frozenset)):
+        for each in expression:
+            yield from parts_of(each)
+    elif hasattr(expression, "resolve_expression") or hasattr(expression, "as_sql"):
+        yield expression
+        if isinstance(expression, models.Lookup):
+            yield from parts_of((expression.lhs, expression.rhs))
+        elif hasattr(expression, "get_source_expressions"):
+            yield from parts_of(expression.get_source_expressions())

@@ -18,7 +18,7 @@ from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
-from ..guards.fields import EXACT
+from ..guards.fields import EXACT, parts_of
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -149,7 +149,7 @@ def is_plain(query: Query) -> bool:
 
 def _may_aggregate(expression: Any) -> bool:
     """Return whether ``expression`` is, or may contain, an aggregate: custom SQL may. It gives a row even for none."""
-    return expression.contains_aggregate or any(map(is_own_sql, expression.flatten()))
+    return expression.contains_aggregate or any(map(is_own_sql, parts_of(expression)))
 
 
 def is_own_sql(part: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
-from ..guards.fields import is_djangos_compiler
+from ..guards.fields import is_djangos_compiler, parts_of
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
@@ -330,7 +330,7 @@ _KNOWN = {
 
 def selects_the_same_again(where: Any) -> bool:
     """Whether a WHERE depends on constants and on the columns of its row alone, as far as can be known."""
-    return all(map(_is_known, _parts(where)))
+    return all(map(_is_known, parts_of(where)))
 
 
 def _is_known(part: Any) -> bool:
@@ -338,18 +338,3 @@ def _is_known(part: Any) -> bool:
         return False  # such as the name of another function, or a template
     kind = type(part)
     return kind in _KNOWN or (issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models."))
-
-
-def _parts(part: Any) -> Iterator[Any]:
-    """Yield an expression and all parts of it, without constants."""
-    if isinstance(part, (list, tuple, set, frozenset)):
-        for each in part:
-            yield from _parts(each)
-    elif hasattr(part, "resolve_expression") or hasattr(part, "as_sql"):
-        yield part
-        if isinstance(part, Lookup):
-            yield from _parts((part.lhs, part.rhs))
-        elif isinstance(part, WhereNode):
-            yield from _parts(part.children)
-        elif hasattr(part, "get_source_expressions"):
-            yield from _parts(part.get_source_expressions())

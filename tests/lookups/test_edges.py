@@ -9,9 +9,10 @@ import pytest
 from django.core.cache import caches
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.utils import CursorWrapper
-from django.db.models import F, Func, IntegerField, Q, Value
+from django.db.models import Case, F, Func, IntegerField, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length, Upper
+from django.db.models.lookups import GreaterThan
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable
 from django.db.models.sql.where import OR, WhereNode
@@ -401,8 +402,9 @@ def test_a_cache_in_front_of_the_guard_keeps_it_in_place(shop, monkeypatch):  # 
 @pytest.mark.parametrize(
     "biggest",
     [lambda: Func(F("pk"), function="MAX"), lambda: RawSQL("MAX(shop_product.id)", ()),
-     lambda: Length("pk", function="MAX"), lambda: own_max("pk")],
-    ids=["Func", "RawSQL", "another function", "own class"],
+     lambda: Length("pk", function="MAX"), lambda: own_max("pk"),
+     lambda: Case(When(Q(GreaterThan(own_max("pk"), 0)), then=1))],
+    ids=["Func", "RawSQL", "another function", "own class", "in a condition"],
 )  # fmt: skip
 @database.without_mariadb
 def test_an_aggregate_that_django_does_not_know_gives_a_row_for_none(lookups, biggest):  # noqa: F811
@@ -411,6 +413,14 @@ def test_an_aggregate_that_django_does_not_know_gives_a_row_for_none(lookups, bi
 
     assert queries(lambda: list(found)) == 1
     assert list(found.all()) == [None]
+
+
+def test_a_condition_may_be_an_annotation(lookups):  # noqa: F811
+    """So may its negation, and one inside another."""
+    named = rows.annotate(named=~Q(name=""), cheap=Q(Q(name="cheap") | Q(name="tea")))
+
+    assert named.get(pk=7).named
+    assert queries(lambda: list(named.filter(pk=ABSENT))) == 0
 
 
 def test_alive_of_another_row_is_not_that_of_the_row(clock):
