@@ -23,8 +23,9 @@ from django.utils.translation import gettext_lazy
 from ..exceptions import ConfigurationError, RebuildError
 from ..guards import Guard, registry
 from ..models import GuardState, GuardTask
-from ..rebuild import Rebuild, run_all
-from ..rebuild.verify import MOST_MISSING, Findings, Verification
+from ..rebuild import Rebuild
+from ..rebuild.plan import EXPECTED
+from ..rebuild.verify import MOST_MISSING, Verification
 from ..state.row import BY_HAND, FENCED
 from ..writes.fencing import table_of
 
@@ -137,17 +138,17 @@ try:
     from django.tasks import task
 
     @task
-    def work(what: str, names: list[str], user_pk: str) -> None:
-        """Rebuild or verify the named guards for the user who requested it on the admin page."""
-        run(what, names, user_pk)
+    def work(what: str, name: str, user_pk: str) -> None:
+        """Rebuild or verify the guard ``name`` for the user who requested it on the admin page."""
+        run(what, name, user_pk)
 
 except Exception as error:  # Django 5.2 has no tasks; or TASKS has no default backend, or one that cannot be made
     logger.debug("bloomguard cannot use TASKS: %s", error)
     work = None  # type: ignore[assignment]
 
 
-def queue() -> Callable[[str, list[str], str], Any] | None:
-    """Return ``enqueue(work, names, user's pk)`` of the project's workers, ``None`` if it has no workers."""
+def queue() -> Callable[[str, str, str], Any] | None:
+    """Return ``enqueue(work, guard's name, user's pk)`` of the project's workers, ``None`` if it has no workers."""
     if work is None:
         return None
     backend = type(work.get_backend())
@@ -176,34 +177,30 @@ def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
         raise ConfigurationError("TASKS names no backend that has workers")
     busy = {task.name for task in GuardTask.objects.all() if is_under_way(task)}
     wanted = [guard for guard in guards if guard.name not in busy]
-    if wanted:
-        for guard in wanted:
-            _record(guard.name, work=work, status=GuardTask.Status.QUEUED, done=0, total=0, outcome="")
+    for guard in wanted:
+        _record(guard.name, work=work, status=GuardTask.Status.QUEUED, done=0, total=0, outcome="")
         try:
-            enqueue(work, [guard.name for guard in wanted], str(user.pk))
+            enqueue(work, guard.name, str(user.pk))
         except BaseException:
-            GuardTask.objects.filter(name__in=[guard.name for guard in wanted]).delete()
+            GuardTask.objects.filter(name=guard.name).delete()
             raise
     return wanted
 
 
-def run(work: str, names: Sequence[str], user_pk: str) -> None:
-    """Do the work in a worker; record the outcome in the guards' tasks and in the admin's log."""
-    guards = [guard for guard in registry if guard.name in names]
-    for name in names:
-        _record(name, work=work, status=GuardTask.Status.RUNNING, done=0, total=0, outcome="")
-    outcomes: dict[str, str | Exception] = {name: ConfigurationError(_("there is no such guard")) for name in names}
+def run(work: str, name: str, user_pk: str) -> None:
+    """Do the work in a worker; record the outcome in the guard's task and in the admin's log, whatever it is."""
+    _record(name, work=work, status=GuardTask.Status.RUNNING, done=0, total=0, outcome="")
+    status, words = GuardTask.Status.FAILED, ""
     try:
-        outcomes |= _rebuild(guards) if work == REBUILD else _verify(guards)
-    except Exception as error:
-        outcomes |= {guard.name: error for guard in guards}
-        raise
+        words = (_rebuild if work == REBUILD else _verify)(registry[name])
+        status = GuardTask.Status.DONE
+    except BaseException as error:
+        words = _why(error, work, name)
+        if not isinstance(error, EXPECTED):
+            raise
     finally:
-        for name, outcome in outcomes.items():
-            failed = isinstance(outcome, Exception)
-            words = _why(outcome, work, name) if isinstance(outcome, Exception) else outcome
-            _record(name, status=GuardTask.Status.FAILED if failed else GuardTask.Status.DONE, outcome=words[:500])
-            log(user_pk, name, words)
+        _record(name, status=status, outcome=words[:500])
+        log(user_pk, name, words)
 
 
 def log(user_pk: str, name: str, words: str) -> None:
@@ -232,31 +229,16 @@ def _record(name: str, **changes: Any) -> None:
     GuardTask.objects.update_or_create(name=name, defaults={"seen_at": timezone.now(), **changes})
 
 
-def _rebuild(guards: Sequence[Guard]) -> dict[str, str | Exception]:
-    outcomes: dict[str, str | Exception] = {}
-    for guard, report in zip(
-        guards, run_all([Rebuild(each, progress=_ProgressRecorder(each.name)) for each in guards])
-    ):
-        outcomes[guard.name] = (
-            report
-            if isinstance(report, RebuildError)
-            else _("Rebuilt from %(rows)s rows in %(seconds).1f s.")
-            % {"rows": f"{report.rows:,}", "seconds": report.seconds}
-        )
-    return outcomes
+def _rebuild(guard: Guard) -> str:
+    report = Rebuild(guard, progress=_ProgressRecorder(guard.name)).run()
+    return _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {
+        "rows": f"{report.rows:,}",
+        "seconds": report.seconds,
+    }
 
 
-def _verify(guards: Sequence[Guard]) -> dict[str, str | Exception]:
-    outcomes: dict[str, str | Exception] = {}
-    for guard in guards:
-        try:
-            outcomes[guard.name] = _found(Verification(guard, progress=_ProgressRecorder(guard.name)).run())
-        except Exception as error:  # the others go on
-            outcomes[guard.name] = error
-    return outcomes
-
-
-def _found(findings: Findings) -> str:
+def _verify(guard: Guard) -> str:
+    findings = Verification(guard, progress=_ProgressRecorder(guard.name)).run()
     if not findings.generation:
         return _("Nothing was verified: no filter is active.")
     if findings.missing:
@@ -268,7 +250,7 @@ def _found(findings: Findings) -> str:
     return _("Verified: all %(rows)s rows are in its filter.") % {"rows": f"{findings.rows:,}"}
 
 
-def _why(error: Exception, work: str, name: str) -> str:
+def _why(error: BaseException, work: str, name: str) -> str:
     """Return why it failed; only with our own messages, because others may contain a row's value."""
     if isinstance(error, (RebuildError, ConfigurationError)) and error.__cause__ is None:
         return _("Failed: %(why)s") % {"why": error}

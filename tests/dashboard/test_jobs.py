@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from importlib import reload
 
 import django
@@ -70,8 +71,7 @@ def test_what_has_no_worker_is_no_queue(settings, backends):
 def test_a_worker_rebuilds_what_was_asked_for(workers, settings, monkeypatch, clock):
     """The POST only queues; the worker builds; page, task and log tell of it on the way."""
     settings.ROOT_URLCONF = "config.urls"
-    run_all = rebuild.run_all
-    monkeypatch.setattr(tasks, "run_all", lambda rebuilds: run_all(rebuilds, clock.sleep))
+    monkeypatch.setattr(tasks, "Rebuild", partial(rebuild.Rebuild, sleep=clock.sleep))
     Product.objects.bulk_create(Product() for _ in range(20))
     client = Client()
     client.force_login(User.objects.create_superuser("alice"))

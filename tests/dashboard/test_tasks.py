@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from django.contrib.admin.models import LogEntry
@@ -30,9 +31,7 @@ def user(transactional_db):
 @pytest.fixture
 def at_once(monkeypatch, clock):
     """Rebuilds whose waits take no time."""
-    run_all = rebuild.run_all
-    monkeypatch.setattr(tasks, "run_all", lambda rebuilds: run_all(rebuilds, clock.sleep))
-    monkeypatch.setattr(rebuild.time, "sleep", clock.sleep)
+    monkeypatch.setattr(tasks, "Rebuild", partial(rebuild.Rebuild, sleep=clock.sleep))
 
 
 def ended():
@@ -47,7 +46,8 @@ def test_a_rebuild_is_done_told_and_logged(user, at_once):
     """The guards answer afterwards; their tasks and the log say what was built."""
     Product.objects.bulk_create(Product() for _ in range(20))
 
-    tasks.run("rebuild", ["product", "order"], str(user.pk))
+    for name in ("product", "order"):
+        tasks.run("rebuild", name, str(user.pk))
 
     assert set(GuardState.objects.filter(status="armed").exclude(active="").values_list("name", flat=True)) == {
         "product",
@@ -66,10 +66,11 @@ def test_a_verification_tells_what_it_found(user, build, at_once):
     """All rows are there; a row that was written past the ORM fences, and a cold guard has nothing to verify."""
     Product.objects.bulk_create(Product() for _ in range(20))
     build("product")
-    tasks.run("verify", ["product", "order"], str(user.pk))
+    for name in ("product", "order"):
+        tasks.run("verify", name, str(user.pk))
     well, _log = ended()
     insert_unseen("shop_product", id=5_000_000, name="x")
-    tasks.run("verify", ["product"], str(user.pk))
+    tasks.run("verify", "product", str(user.pk))
 
     assert well == {
         "product": ("done", "Verified: all 20 rows are in its filter."),
@@ -84,7 +85,8 @@ def test_one_that_fails_stops_no_other(user, build, at_once, monkeypatch, work):
     """A guard that cannot be worked on fails alone; a name that no guard has fails as well."""
     build("product")
     with registered(Product, name="broken", lookup="nothing"):
-        tasks.run(work, ["broken", "product", "nobody"], str(user.pk))
+        for name in ("broken", "product", "nobody"):
+            tasks.run(work, name, str(user.pk))
 
     now, log = ended()
     assert {name: status for name, (status, _words) in now.items()} == {
@@ -104,7 +106,7 @@ def test_what_the_database_says_is_not_repeated(user, at_once, monkeypatch):
     monkeypatch.setattr(rebuild.Rebuild, "announce", fail)
     monkeypatch.setattr(verify.Verification, "run", fail)
     for work in ("rebuild", "verify"):
-        tasks.run(work, ["product"], str(user.pk))
+        tasks.run(work, "product", str(user.pk))
 
     now, log = ended()
     assert "4242" not in f"{now}{log}"
@@ -121,22 +123,25 @@ def test_our_own_reasons_are_told(user, at_once, monkeypatch):
         raise RebuildError("product: there is no room")
 
     monkeypatch.setattr(rebuild.Rebuild, "announce", refuse)
-    tasks.run("rebuild", ["product"], str(user.pk))
+    tasks.run("rebuild", "product", str(user.pk))
 
     assert ended()[0]["product"] == ("failed", "Failed: product: there is no room")
 
 
-def test_a_worker_that_is_hit_by_surprise_says_so_and_raises(user, monkeypatch):
+@pytest.mark.parametrize("surprise", [MemoryError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize(("work", "cls"), [("rebuild", rebuild.Rebuild), ("verify", verify.Verification)])
+def test_a_worker_that_is_hit_by_surprise_says_so_and_raises(user, monkeypatch, work, cls, surprise):
     """No task is left running because of an error that nobody thought of; the framework sees the error as well."""
 
-    def fail(rebuilds):
-        raise MemoryError
+    def fail(self):
+        raise surprise
 
-    monkeypatch.setattr(tasks, "run_all", fail)
-    with pytest.raises(MemoryError):
-        tasks.run("rebuild", ["product"], str(user.pk))
+    monkeypatch.setattr(cls, "run", fail)
+    with pytest.raises(surprise):
+        tasks.run(work, "product", str(user.pk))
 
-    assert ended()[0]["product"][0] == "failed"
+    why = f"Failed ({surprise.__name__}). Run “manage.py {work}_filter product” to see the reason."
+    assert ended() == ({"product": ("failed", why)}, [("product", why)])
 
 
 def test_a_user_who_is_gone_is_not_logged(user, at_once):
@@ -144,7 +149,7 @@ def test_a_user_who_is_gone_is_not_logged(user, at_once):
     gone = str(user.pk)
     user.delete()
 
-    tasks.run("rebuild", ["product"], gone)
+    tasks.run("rebuild", "product", gone)
 
     assert ended()[0]["product"][0] == "done"
     assert LogEntry.objects.count() == 0
@@ -164,7 +169,7 @@ def test_work_is_asked_for_once(user, monkeypatch):
 
     assert (first, second, third, fourth) == ([product], [order], [], [product])
     pk = str(user.pk)
-    assert asked == [("rebuild", ["product"], pk), ("verify", ["order"], pk), ("verify", ["product"], pk)]
+    assert asked == [("rebuild", "product", pk), ("verify", "order", pk), ("verify", "product", pk)]
 
 
 def test_a_queue_that_does_not_answer_leaves_nothing_waiting(user, monkeypatch):
