@@ -29,7 +29,7 @@ from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
-from .routes.openness import BEFORE_CACHE, LAST, middleware_classes, place_in_settings
+from .routes.openness import BEFORE_CACHE, LAST, has_own_process_view, middleware_classes, place_in_settings
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Decision, Verdict, in_words
@@ -155,10 +155,7 @@ class BloomGuardMiddleware:
     @cached_property
     def _is_before_cache(self) -> bool:
         """Whether a guard may answer before the cache is asked: every ``process_view`` is a known one."""
-        if self.place != BEFORE_CACHE:
-            return False
-        known = [each for each in middleware_classes() if hasattr(each, "process_view")]
-        return len(getattr(_handler_of(self.get_response), "_view_middleware", ())) == len(known)
+        return self.place == BEFORE_CACHE and not has_own_process_view(_handler_of(self.get_response))
 
     # A request that no guard answers may be sent by the view of one that guards do, as by a test client: it has no
     # context. Sync and async do the same.

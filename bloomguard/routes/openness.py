@@ -303,6 +303,15 @@ def place_in_settings(cls: type) -> str:
     return ELSEWHERE if views else BEFORE_CACHE
 
 
+def has_own_process_view(handler: Any) -> bool:
+    """Whether a ``process_view`` of Django's ``handler`` is not Django's own: it may give the view another ID.
+
+    The classes in ``MIDDLEWARE`` lack what a factory function makes, or what ``__init__`` sets.
+    """
+    known = sum(map(_passes_every_view, middleware_classes())) + (guards_place() == LAST)
+    return len(getattr(handler, "_view_middleware", ())) != known
+
+
 def _passes_every_view(middleware: Any) -> bool:
     """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
     name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"

@@ -16,6 +16,8 @@ from django.conf import settings
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 
+from ..guards.fields import is_djangos_method
+
 Step = RoutePattern | RegexPattern | Any
 Match = Callable[[str], "dict[str, Any] | None"]
 
@@ -77,15 +79,16 @@ class Pattern:
         return found
 
     @cached_property
-    def is_of_django(self) -> bool:
-        """Whether all steps are of Django's own classes, whose ``match()`` depends only on the path."""
-        return all(type(step) in (RoutePattern, RegexPattern) and not _by_language(step) for step in self.steps)
-
-    @property
     def has_own_code(self) -> bool:
-        """Whether code of the project's own matches or reads a path: a step, or a converter. It may query."""
-        readers = (each for step in self.steps for each in (step, *getattr(step, "converters", {}).values()))
-        return not all(type(each).__module__.startswith("django.") for each in readers)
+        """Whether code of the project's own matches or reads a path: a step, or a converter's ``to_python``.
+
+        It may query, or follow what a middleware has set for the request.
+        """
+        return not all(
+            type(step).__module__.startswith("django.")
+            and all(is_djangos_method(each, "to_python") for each in getattr(step, "converters", {}).values())
+            for step in self.steps
+        )
 
     @cached_property
     def match(self) -> Match:

@@ -218,8 +218,8 @@ def _why_not_at_door(
     for each in (pattern, *known.overlapping(pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
-        if not each.is_of_django:
-            return f"{each.text} is not of Django's own pattern classes"
+        if each.has_own_code:
+            return f"code of the project's own reads the paths of {each.text}"
     return ""
 
 

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import secrets
+from contextvars import ContextVar
 
 from django.http import HttpResponse, HttpResponseForbidden, HttpResponseNotFound, HttpResponsePermanentRedirect
 
 from bloomguard.lookups.context import guarded_lookups
 from tests.shop.models import Product
+
+#: What :class:`Unmasks` changes in an ID.
+MASK = 0x5555
+#: What ``notes_tenant`` has read of the request.
+tenant = ContextVar("tenant", default="")
 
 
 def _after(change):
@@ -101,6 +107,39 @@ by_accept = _header("X-Kind", lambda request: request.headers.get("Accept", "")[
 request_id = _header("X-Request-ID", lambda request: secrets.token_hex(8))
 has_header = _header("X-Ours", lambda request: "yes")
 sets_cookie = _after(lambda request, response: response.set_cookie("seen", "yes"))
+
+
+class Unmasks:
+    """The IDs in paths are masked; the view gets the row's own."""
+
+    def __init__(self, get_response):
+        self.get_response = get_response
+
+    def __call__(self, request):
+        return self.get_response(request)
+
+    def process_view(self, request, view, args, kwargs):
+        kwargs["pk"] ^= MASK
+
+
+class CallsUnmasked(Unmasks):
+    """Calls the view itself."""
+
+    def process_view(self, request, view, args, kwargs):
+        return view(request, *args, **{**kwargs, "pk": kwargs["pk"] ^ MASK})
+
+
+def unmasks(get_response):
+    """A factory function of such middleware: no class in the settings has its method."""
+    return Unmasks(get_response)
+
+
+def notes_tenant(get_response):
+    def middleware(request):
+        tenant.set(request.headers.get("X-Tenant", ""))
+        return get_response(request)
+
+    return middleware
 
 
 def guards_lookups(get_response):

@@ -14,7 +14,8 @@ from django.conf.urls.i18n import i18n_patterns
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import Http404, HttpResponse
 from django.shortcuts import get_object_or_404
-from django.urls import clear_url_caches, include, path, re_path
+from django.urls import clear_url_caches, include, path, re_path, register_converter
+from django.urls.converters import IntConverter
 
 from bloomguard import asgi, wsgi
 from bloomguard.door import paths
@@ -26,6 +27,7 @@ from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
 from bloomguard.verdicts import MAYBE
 from tests.door.conftest import STARTPROJECT
+from tests.door.middlewares import MASK, tenant
 from tests.door.site import Asgi
 from tests.shop import views
 from tests.shop.models import Article, Place, Product
@@ -135,6 +137,64 @@ def test_a_door_that_is_switched_off_asks_no_guard(shop, shielded, settings):
     assert [site("/products/7/").status, site("/products/8/").status] == [200, 404]
     assert site.reached == ["/products/7/"] * 2 + ["/products/8/"]
     assert counts.read() == before
+
+
+@pytest.mark.parametrize("name", ["Unmasks", "CallsUnmasked", "unmasks"])
+def test_a_process_view_may_give_the_view_another_id(shop, pages, shielded, settings, name):
+    """The door cannot know which row a path means then, and no probe of an absent ID shows it."""
+    pages()
+    settings.MIDDLEWARE = [*STARTPROJECT, f"tests.door.middlewares.{name}"]
+    site = shielded()
+
+    assert site(f"/p/{7 ^ MASK}/").body == b"product 7"
+    assert not site.is_open
+
+
+def test_that_of_django_and_of_bloomguard_does_not(shop, pages, shielded, settings):
+    """Nor does the one that checks CSRF tokens."""
+    pages()
+    settings.MIDDLEWARE = [*STARTPROJECT, "bloomguard.middleware.BloomGuardMiddleware"]
+
+    assert shielded().is_open
+
+
+class OfTenant(IntConverter):
+    """Each tenant counts from its own number on."""
+
+    def to_python(self, value):
+        return int(value) - 100 * bool(tenant.get())
+
+
+class Long(IntConverter):
+    """Numbers of two digits or more; how they are read is Django's."""
+
+    regex = "[0-9]{2,}"
+
+
+register_converter(OfTenant, "of_tenant")
+register_converter(Long, "long")
+
+
+@pytest.mark.parametrize("before", [[], [path("p/<of_tenant:pk>/", views.product_str)]])
+def test_a_converter_of_the_project_may_follow_the_request(shop, pages, shielded, settings, before):
+    """Before any middleware has run, it would read another ID; also that of an earlier pattern may take a path."""
+    kind = "int" if before else "of_tenant"
+    pages(*before, path(f"p/<{kind}:pk>/", views.product, name="product"), path("l/<long:pk>/", views.product))
+    settings.MIDDLEWARE = [*STARTPROJECT, "tests.door.middlewares.notes_tenant"]
+    site = shielded()
+
+    assert not before or site("/p/8/").status == 404
+    assert before or site("/p/107/", headers={"x-tenant": "yes"}).body == b"product 7"
+    assert not site.is_open
+
+
+def test_a_converter_with_djangos_code_reads_as_django_does(shop, pages, shielded):
+    """Only what it takes is the project's."""
+    pages(path("p/<long:pk>/", views.product, name="product"))
+    site = shielded()
+
+    assert (site("/p/88/").status, site.reached) == (404, [])
+    assert (site("/p/8/").status, site.reached) == (404, ["/p/8/"])
 
 
 def test_head_has_no_body(shop, shielded):

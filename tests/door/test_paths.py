@@ -189,5 +189,6 @@ def test_what_is_not_djangos_own_is_seen():
     own_entry = OwnPattern(RoutePattern("b/", is_endpoint=True), view())
     conf = urlconf(path("in/", include([own_entry])), own_step, path("c/", view()), *i18n_patterns(path("d/", view())))
 
-    assert [pattern.is_of_django for pattern in patterns(conf)] == [True, False, True, False]
+    assert [pattern.has_own_code for pattern in patterns(conf)] == [False, True, False, False]
+    assert [pattern.by_language for pattern in patterns(conf)] == [False, False, False, True]
     assert list(own_resolvers(conf)) == [own_entry]
