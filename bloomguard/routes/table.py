@@ -24,7 +24,7 @@ from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import LogOnce, own_lock
 from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
-from .openness import allowed_methods, why_closed
+from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
 logger = logging.getLogger("bloomguard")
@@ -132,8 +132,8 @@ def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list
     routes = []
     for name in guard.routes:
         try:
-            routes += _named(guard, name, table.index)
-        except ConfigurationError as error:
+            routes += _named(guard, name, table)
+        except Exception as error:  # also one of the view's own
             if strict:
                 raise
             # The system checks report it; here only debug, because this URLconf may lack the route on purpose.
@@ -141,7 +141,8 @@ def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list
     return routes
 
 
-def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
+def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
+    known = table.index
     named = known.named(name)
     if not named:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
@@ -154,9 +155,26 @@ def _named(guard: Guard, name: str, known: PatternIndex) -> list[GuardedRoute]:
                 raise
             texts = " and ".join(each.text for each in named)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
-        closed = why_another_lookup(guard, pattern, kwargs)
+        closed = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
         routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known, closed))
     return routes
+
+
+def _why_another_view(pattern: Pattern, name: str, table: RouteTable) -> str:
+    """Return why the guard's ``name`` may not mean the view of ``pattern``; empty if it does.
+
+    It means what it does in ``ROOT_URLCONF``, if it is there: each host's URLconf may have a view of that name.
+    """
+    if table.urlconf != root_urlconf():
+        meant = [_view_of(each) for each in table_for().index.named(name)]
+        if meant and _view_of(pattern) not in meant:
+            return f"{name!r} is the name of another view in ROOT_URLCONF"
+    return ""
+
+
+def _view_of(pattern: Pattern) -> tuple[Any, Any]:
+    *_, view = layers(pattern.callback)
+    return view_class_of(view) or view, getattr(view, "view_initkwargs", None)
 
 
 def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:

@@ -14,6 +14,8 @@ from django.test import Client
 from django.urls import include, path, re_path, register_converter, resolve
 from django.utils import translation
 from django.utils.functional import lazystr
+from django.views import View
+from django.views.decorators.cache import never_cache
 
 from bloomguard.guards import registry
 from bloomguard.guards.runtime import GuardRuntime
@@ -360,6 +362,51 @@ def test_the_requests_own_urlconf_counts(item, urls):
     assert answer("/i/7/", urlconf=other) is None
     assert answer("/i/7/", urlconf=without) is None
     assert answer("/i/7/", urlconf=None) is item
+
+
+class Page(View):
+    """Shows what the URLconf says; its ``get`` is the project's."""
+
+    text = ""
+
+    def get(self, request, pk):
+        return HttpResponse(self.text)
+
+
+def page(request, pk):
+    return HttpResponse("another page")
+
+
+@pytest.mark.parametrize(
+    ("root", "other", "is_same"),
+    [
+        (view, page, False),
+        (never_cache(view), view, True),
+        (Page.as_view(), Page.as_view(), True),
+        (Page.as_view(), Page.as_view(text="another"), False),
+        (None, view, True),
+    ],
+)
+@pytest.mark.parametrize("public", [None, True])
+def test_a_name_means_the_view_that_it_has_in_root_urlconf(urls, root, other, is_same, public):
+    """Each host may have a view of that name. One that ``ROOT_URLCONF`` has not is known from the others alone."""
+    urls(*([path("i/<int:pk>/", root, name="item")] if root else []))
+    there = urlconf(path("j/<int:pk>/", other, name="item"), path("k/<int:pk>/", page, name="page"))
+
+    with registered(Product, name="item", routes=["item"], public=public) as guard:
+        assert answer("/j/7/", urlconf=there) is (guard if is_same else None)
+
+
+def test_a_view_that_cannot_be_read_costs_only_its_own_route(item, urls, monkeypatch):
+    """The others are guarded, and the table of routes is not made anew for each request."""
+    urls(path("i/<int:pk>/", view, name="item"), path("j/<int:pk>/", page, name="page"))
+    closed = tables.why_closed
+    monkeypatch.setattr(tables, "why_closed", lambda guard, each: 1 / (each is not page) and closed(guard, each))
+
+    with registered(Product, name="page", routes=["page"]):
+        made = table_for()
+        assert [answer("/i/7/"), answer("/j/7/")] == [item, None]
+        assert table_for() is made
 
 
 def test_another_root_urlconf_counts_at_once(item, settings):
