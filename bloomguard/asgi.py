@@ -63,20 +63,18 @@ def shield(application: Application) -> Application:
 
 
 def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:
-    header, secure_value = door.proxy_header or ("", "")
-    forwarded_proto = header.removeprefix("HTTP_").replace("_", "-").lower().encode()
+    proto_header = door.proto_header.removeprefix("HTTP_").replace("_", "-").lower().encode()
     given: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
-        if name in given and name in (b"host", b"x-forwarded-host", forwarded_proto):
+        if name in given and name in (b"host", b"x-forwarded-host", proto_header):
             return None
         given[name] = value
     host = given.get(b"host")
     if door.takes_forwarded_host:
         host = given.get(b"x-forwarded-host", host)
-    scheme = scope.get("scheme", "http")
-    if (proto := given.get(forwarded_proto)) is not None:
-        scheme = "https" if proto.decode("latin-1").split(",", 1)[0].strip() == secure_value else "http"
-    page = None if host is None else door.page(host.decode("latin-1"), scheme)
+    proto = given.get(proto_header)
+    forwarded = None if proto is None else proto.decode("latin-1")
+    page = None if host is None else door.page(host.decode("latin-1"), scope.get("scheme", "http"), forwarded)
     return page if page is not None and given.keys().isdisjoint(page.header_names) else None
 
 

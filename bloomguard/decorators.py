@@ -93,14 +93,10 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 raise _missing(guard)
             return await view(*args, **kwargs)
 
-        if iscoroutinefunction(view):
-
-            @wraps(view)
-            async def aguard(*args: Any, **kwargs: Any) -> Any:
-                question = asked(args, kwargs)
-                return await (view(*args, **kwargs) if question is None else aanswer(question, *args, **kwargs))
-
-            return _mark(aguard, name, arg)  # type: ignore[no-any-return]
+        @wraps(view)
+        async def aguard_view(*args: Any, **kwargs: Any) -> Any:
+            question = asked(args, kwargs)
+            return await (view(*args, **kwargs) if question is None else aanswer(question, *args, **kwargs))
 
         @wraps(view)
         def guard_view(*args: Any, **kwargs: Any) -> Any:
@@ -118,19 +114,16 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                 raise _missing(guard)
             return view(*args, **kwargs)
 
-        return _mark(guard_view, name, arg)  # type: ignore[no-any-return]
+        found: Any = aguard_view if iscoroutinefunction(view) else guard_view
+        # For checks and `guard_routes`. Decorators above copy them.
+        found.guarded_by, found.guarded_arg = name, arg
+        return found  # type: ignore[no-any-return]
 
     return decorate
 
 
 def _missing(guard: Guard) -> Http404:
     return Http404(f"No {guard.model._meta.object_name} matches the given query.")
-
-
-def _mark(guarded_view: Any, name: str, arg: str | Mapping[str, str] | None) -> Any:
-    """Store the arguments as attributes, for checks and ``guard_routes``. Decorators above copy them."""
-    guarded_view.guarded_by, guarded_view.guarded_arg = name, arg
-    return guarded_view
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

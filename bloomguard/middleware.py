@@ -29,7 +29,7 @@ from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
-from .routes.openness import BEFORE_CACHE, LAST, has_own_process_view, middleware_classes, place_in_settings
+from .routes.openness import BEFORE_CACHE, LAST, guards_place, has_own_process_view, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Decision, Verdict, in_words
@@ -133,7 +133,7 @@ class BloomGuardMiddleware:
     def __init__(self, get_response: GetResponse) -> None:
         self.get_response: Any = get_response
         self._is_debug: bool = settings.DEBUG
-        self.place = place_in_settings(type(self))
+        self.place = guards_place()
         self._sets_etags = _sets_plain_etags(middleware_classes())
         #: Returned in place of calling the view. No client gets it: :meth:`Exchange.end` replaces it with the 404.
         self._blocked = HttpResponse()

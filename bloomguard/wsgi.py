@@ -24,8 +24,7 @@ def shield(application: Application) -> Application:
     if door is None:
         return application
     failed, methods, ask, page_for = door.failed, door.methods, door.ask, door.page
-    takes_forwarded_host = door.takes_forwarded_host
-    header, secure_value = door.proxy_header or ("", "")
+    takes_forwarded_host, proto_header = door.takes_forwarded_host, door.proto_header
 
     def shielded(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         response, method = None, environ["REQUEST_METHOD"]
@@ -37,10 +36,7 @@ def shield(application: Application) -> Application:
                     host = environ.get("HTTP_HOST", "")
                     if takes_forwarded_host:
                         host = environ.get("HTTP_X_FORWARDED_HOST", host)
-                    scheme = environ["wsgi.url_scheme"]
-                    if header and (proto := environ.get(header)) is not None:
-                        scheme = "https" if proto.split(",", 1)[0].strip() == secure_value else "http"
-                    page = page_for(host, scheme)
+                    page = page_for(host, environ["wsgi.url_scheme"], environ.get(proto_header))
                     if page is not None and environ.keys().isdisjoint(page.environ_keys) and not _is_mounted(environ):
                         response = page.answer(method)
                         blocked(guard, None)

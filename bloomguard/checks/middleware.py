@@ -16,7 +16,7 @@ from django.middleware.cache import FetchFromCacheMiddleware
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
-from ..routes.openness import ELSEWHERE, is_admin, middleware_classes, place_in_settings, view_class_of
+from ..routes.openness import ELSEWHERE, guards_number, guards_place, is_admin, middleware_classes, view_class_of
 from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
@@ -27,12 +27,11 @@ _SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 @register("bloomguard")
 def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that all other middleware has processed the request when a guard answers at a route."""
-    middleware = _classes()
-    place = next((place for place, each in enumerate(middleware) if issubclass(each, BloomGuardMiddleware)), None)
-    if place is None:
+    number = guards_number()
+    if number is None:
         return
-    if place_in_settings(middleware[place]) == ELSEWHERE:
-        after = settings.MIDDLEWARE[middleware_classes().index(middleware[place]) + 1 :]
+    if guards_place() == ELSEWHERE:
+        after = settings.MIDDLEWARE[number + 1 :]
         names = ", ".join(after[:3]) + (f" and {len(after) - 3} more" if len(after) > 3 else "")
         yield Warning(
             f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
@@ -40,8 +39,8 @@ def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
             hint=f"Put {_PATH!r} last, or right before FetchFromCacheMiddleware.",
             id="bloomguard.W011",
         )
-    for each in middleware[:place]:
-        if issubclass(each, FetchFromCacheMiddleware):
+    for each in middleware_classes()[:number]:
+        if isinstance(each, type) and issubclass(each, FetchFromCacheMiddleware):
             yield Warning(
                 f"MIDDLEWARE has {each.__module__}.{each.__qualname__} before BloomGuardMiddleware, so a request for "
                 "an absent ID queries the cache first.",
@@ -53,7 +52,7 @@ def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 @register("bloomguard")
 def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that requests reach the guards at all."""
-    if any(issubclass(each, BloomGuardMiddleware) for each in _classes()):
+    if guards_number() is not None:
         return
     in_views = {getattr(pattern.callback, "guarded_by", "") for pattern in table_for().patterns}
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
@@ -132,10 +131,6 @@ def _closed(routes: list[GuardedRoute]) -> Iterator[CheckMessage]:
             obj=guard.model,
             id="bloomguard.I015",
         )
-
-
-def _classes() -> list[type]:
-    return [each for each in middleware_classes() if isinstance(each, type)]
 
 
 def _has_door() -> bool:

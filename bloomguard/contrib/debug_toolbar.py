@@ -5,7 +5,7 @@ Put ``"bloomguard.contrib.debug_toolbar.VerdictsPanel"`` into ``DEBUG_TOOLBAR_PA
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import Any
 
 from debug_toolbar.panels import Panel
@@ -45,7 +45,6 @@ class VerdictsPanel(Panel):  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._verdicts: Records = []
-        self._token: Token[Records | None] | None = None
 
     @property
     def nav_subtitle(self) -> str:
@@ -58,13 +57,11 @@ class VerdictsPanel(Panel):  # type: ignore[misc]
         """Start recording verdicts."""
         if _record not in listeners:
             listeners.append(_record)
-        self._token = _recorded.set(self._verdicts)
+        _recorded.set(self._verdicts)
 
     def disable_instrumentation(self) -> None:
         """Stop recording verdicts."""
-        if self._token is not None:
-            _recorded.reset(self._token)
-            self._token = None
+        _recorded.set(None)
 
     def generate_stats(self, request: HttpRequest, response: HttpResponse) -> None:
         """Store the recorded verdicts."""

@@ -67,10 +67,16 @@ class Door:
         self._adds_language = all(is_language_prefix_patterns_used(self._urlconf))
         self._log = LogOnce()
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
-        self.proxy_header: tuple[str, str] | None = settings.SECURE_PROXY_SSL_HEADER
+        #: The header with the scheme of the request, and its value for HTTPS; empty if Django reads none.
+        self.proto_header, self._secure_value = settings.SECURE_PROXY_SSL_HEADER or ("", "")
 
-    def page(self, host: str, scheme: str) -> NotFoundPage | None:
-        """Return the page for the host and the scheme of a request; ``None`` if Django has to answer."""
+    def page(self, host: str, scheme: str, forwarded_proto: str | None) -> NotFoundPage | None:
+        """Return the page for the host and the scheme of a request; ``None`` if Django has to answer.
+
+        ``forwarded_proto`` is the request's value of the header in ``SECURE_PROXY_SSL_HEADER``, if there is one.
+        """
+        if forwarded_proto is not None:
+            scheme = "https" if forwarded_proto.split(",", 1)[0].strip() == self._secure_value else "http"
         page = self._pages.get((host, scheme))
         if page is None:
             name, _, port = host.rpartition(":")
@@ -80,7 +86,7 @@ class Door:
                     page = None
         return page
 
-    # The ID is read from the path in a fast way first, and as Django does only if there is no row with that.
+    # The ID is read from the path in a fast way first, and confirmed as Django reads it only if there is no such row.
     # ``carrier`` is the WSGI environment or the ASGI scope: it takes the decisions to the middleware, and the guards
     # that answered MAYBE, which the routes need not ask again.
 
@@ -96,12 +102,8 @@ class Door:
             decision = context.ask(route.guard, value)
             if decision is MAYBE:
                 passed.append(route.guard)
-            elif decision.verdict is Verdict.ABSENT:
-                confirmed = route.confirm(method, path, value)
-                if confirmed is not value and confirmed is not NO_ID:
-                    decision = context.ask(route.guard, confirmed)
-                if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return route.guard if self._is_current() and not self._is_redirected(path) else None
+            elif decision.verdict is Verdict.ABSENT and route.confirm(method, path, value):
+                return route.guard if self._is_current() and not self._is_redirected(path) else None
         return None
 
     async def aask(self, method: str, path: str, routes: Sequence[DoorRoute], carrier: dict[str, Any]) -> Guard | None:
@@ -116,12 +118,8 @@ class Door:
             decision = await context.aask(route.guard, value)
             if decision is MAYBE:
                 passed.append(route.guard)
-            elif decision.verdict is Verdict.ABSENT:
-                confirmed = route.confirm(method, path, value)
-                if confirmed is not value and confirmed is not NO_ID:
-                    decision = await context.aask(route.guard, confirmed)
-                if decision.verdict is Verdict.ABSENT and confirmed is not NO_ID:
-                    return route.guard if self._is_current() and not self._is_redirected(path) else None
+            elif decision.verdict is Verdict.ABSENT and route.confirm(method, path, value):
+                return route.guard if self._is_current() and not self._is_redirected(path) else None
         return None
 
     def failed(self, error: Exception) -> None:

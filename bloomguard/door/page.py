@@ -25,6 +25,8 @@ Headers = tuple[tuple[str, str], ...]
 _CSP = ("content-security-policy", "content-security-policy-report-only")
 #: Headers that differ whenever the bodies differ.
 _OF_THE_BODY = ("content-length", "etag")
+#: In place of a header that a response does not have.
+_NONE = ("", None)
 #: At least 8 characters: a shorter token could occur in a page by chance.
 _NONCE = re.compile(r"'nonce-([A-Za-z0-9+/_-]{8,}={0,2})'")
 
@@ -62,16 +64,13 @@ class ProbeResponse:
         """Return what differs between the two; empty if they agree. The body of a HEAD is ignored."""
         if self.status != other.status:
             return f"the status: {self.status} and {other.status}"
-        differing = []
-        for name in sorted(self._by_name.keys() | other._by_name.keys()):
-            mine, theirs = self._by_name.get(name), other._by_name.get(name)
-            if (mine and mine[1]) != (theirs and theirs[1]):
-                differing.append((mine or theirs or (name,))[0])
+        mine, theirs = self._by_name, other._by_name
+        differing = [each for each in sorted(mine | theirs) if mine.get(each, _NONE)[1] != theirs.get(each, _NONE)[1]]
         if self.method != "HEAD" and self._masked_body != other._masked_body:
-            differing = [name for name in differing if name.lower() not in _OF_THE_BODY] or [""]
-        if not differing:
-            return ""
-        return f"the header {differing[0]}" if differing[0] else "the body"
+            differing = [each for each in differing if each not in _OF_THE_BODY]
+            if not differing:
+                return "the body"
+        return f"the header {(theirs | mine)[differing[0]][0]}" if differing else ""
 
     @cached_property
     def _by_name(self) -> dict[str, tuple[str, str]]:
@@ -126,9 +125,7 @@ class NotFoundPage:
         body = b"" if method == "HEAD" else self.body
         for old in self.nonces:
             new = secrets.token_urlsafe(len(old))[: len(old)]
-            headers = tuple(
-                (name, value.replace(old, new) if name.lower() in _CSP else value) for name, value in headers
-            )
+            headers = _with_nonce(headers, old, new)
             body = body.replace(old.encode(), new.encode())
         return headers, body
 
@@ -152,13 +149,10 @@ def make_page(
     nonces = get.nonces if any(other.nonces != get.nonces for other in (head, *others)) else ()
     if len(head.nonces) != len(get.nonces):
         raise DoorClosed(_differ(get, head, "the number of nonces"))
+    head_headers = head.headers
     if nonces:  # use the tokens of the GET in the headers of the HEAD
-        swap = dict(zip(head.nonces, get.nonces))
-        head_headers = tuple(
-            (name, _replaced(value, swap) if name.lower() in _CSP else value) for name, value in head.headers
-        )
-    else:
-        head_headers = head.headers
+        for old, new in zip(head.nonces, get.nonces):
+            head_headers = _with_nonce(head_headers, old, new)
     return NotFoundPage(
         status=f"{get.status} {get.reason_phrase}",
         headers=_sent(get.headers),
@@ -175,10 +169,8 @@ def _differ(one: ProbeResponse, other: ProbeResponse, difference: str) -> str:
     return f"{one.asked} and {other.asked} differ in {difference}"
 
 
-def _replaced(text: str, swap: dict[str, str]) -> str:
-    for old, new in swap.items():
-        text = text.replace(old, new)
-    return text
+def _with_nonce(headers: Headers, old: str, new: str) -> Headers:
+    return tuple((name, value.replace(old, new) if name.lower() in _CSP else value) for name, value in headers)
 
 
 def _sent(headers: Headers) -> Headers:

@@ -17,7 +17,6 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..routes.patterns import PatternIndex
 from ..routes.table import NO_ID, GuardedRoute
 
@@ -48,16 +47,11 @@ class DoorRoute:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
         return self._route.value(self._resolved(path))
 
-    def confirm(self, method: str, path: str, asked: Any) -> Any:
-        """Return the ID that the view would get, or :data:`NO_ID`; ``asked`` itself if both have the same key.
-
-        :data:`NO_ID` also if the view's query for it may raise an error.
-        """
+    def confirm(self, method: str, path: str, read: Any) -> bool:
+        """Return whether the view would get the ID that was ``read``, and its query for that raises no error."""
         found = self._resolved(path) if method in self.methods else {}
         value = self._route.value(found)
-        if value is NO_ID or self._route.may_raise(value, found):
-            return NO_ID
-        return asked if _have_same_key(self.guard, value, asked) else value
+        return type(value) is type(read) and value == read and not self._route.may_raise(value, found)
 
     def _resolved(self, path: str) -> dict[str, Any]:
         """Return the kwargs that Django's resolver captures from ``path``; none if another pattern matches."""
@@ -112,16 +106,6 @@ def own_resolvers(urlconf: Any) -> Iterator[Any]:
 
 def _is_static(cls: type[URLResolver]) -> bool:
     return all(getattr(cls, name) is getattr(URLResolver, name) for name in ("url_patterns", "urlconf_module"))
-
-
-def _have_same_key(guard: Guard, one: Any, other: Any) -> bool:
-    """Whether both values have the same key. Then a second check is not needed, which may cost a round trip."""
-    if type(one) is type(other) and one == other:
-        return True
-    try:
-        return guard._meta.keys.key(one) == guard._meta.keys.key(other)
-    except (Unkeyable, Uncertain, OutOfRange):
-        return False
 
 
 # -- the fast first read

@@ -55,15 +55,6 @@ class Detail:
 
 
 _DETAIL = "_bloomguard_detail"
-#: Methods of Django's that run before and during the lookup. Other generic views of Django have others.
-_ON_THE_WAY = {
-    "setup": View.setup,
-    "dispatch": View.dispatch,
-    "get_queryset": SingleObjectMixin.get_queryset,
-    "get_slug_field": SingleObjectMixin.get_slug_field,
-}
-#: Those that decide which row it is.
-_LOOKUP = {"get_object": SingleObjectMixin.get_object, "get_queryset": SingleObjectMixin.get_queryset}
 
 
 def detail(pattern: Pattern) -> Detail | None:
@@ -114,17 +105,6 @@ def _detail(pattern: Pattern) -> Detail | None:
     return Detail(cls, model, queryset, looked_up)
 
 
-def views_by_model(patterns: Iterable[Pattern]) -> dict[type[Model], list[Pattern]]:
-    """Map each model to the patterns whose views show one row of its table or of a child model's table."""
-    found: dict[type[Model], list[Pattern]] = {}
-    for pattern in patterns:
-        if (shown := detail(pattern)) is not None:
-            for model in concrete(shown.model).__mro__:
-                if issubclass(model, Model):
-                    found.setdefault(model, []).append(pattern)
-    return found
-
-
 def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     """Return the kwargs by which ``guard`` can guard ``pattern``. Raises :class:`NotFound` if it cannot."""
     shown = detail(pattern)
@@ -143,9 +123,6 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
         raise NotFound(f"{shown.cls.__name__}.get does not begin with get_object()")
     if shown.cls.get_object is not SingleObjectMixin.get_object:
         raise NotFound(f"{shown.cls.__name__} looks up more than one field")
-    for name, djangos in _ON_THE_WAY.items():
-        if getattr(shown.cls, name) is not djangos:
-            raise NotFound(f"{shown.cls.__name__}.{name} is not that of DetailView")
     try:
         [field] = guard._meta.fields
     except (ValueError, ConfigurationError):
@@ -178,8 +155,8 @@ def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) 
         return ""
     if shown.cls.get_object is BaseDateDetailView.get_object:
         return "its view looks up a date too, and its 404 may say so"
-    if any(getattr(shown.cls, name) is not djangos for name, djangos in _LOOKUP.items()):
-        return ""
+    if any(getattr(shown.cls, name) is not getattr(SingleObjectMixin, name) for name in ("get_object", "get_queryset")):
+        return ""  # the project's own code decides which row it is
     lookup = RowLookup(guard, shown.model)
     compared = [kwarg for name, kwarg in shown.looked_up.items() if lookup.compares(column_of(shown.model, name))]
     if set(kwargs) <= set(compared):

@@ -54,6 +54,7 @@ OF_EVERY_CLASS = frozenset(
 #: The position of ``BloomGuardMiddleware`` in ``MIDDLEWARE``, which determines when it may answer for routes.
 LAST, BEFORE_CACHE, ELSEWHERE, MISSING = "last", "before the cache", "elsewhere", "missing"
 _LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
+_X_VIEW = "django.contrib.admindocs.middleware.XViewMiddleware"
 #: Middleware whose decorators pass a GET or HEAD request for an absent row to the view, and its ``Http404`` back.
 _HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
 
@@ -110,16 +111,6 @@ def why_view_is_closed(view: Any) -> str:
     for name, value in view.view_initkwargs.items():
         if _is_code(value) or _is_code(getattr(cls, name, None)):
             return f"as_view({name}=...) passes a function of the project"
-    return why_class_is_closed(cls)
-
-
-def looks_up_first(cls: type[View]) -> bool:
-    """Whether a GET begins with ``get_object()``: ``get`` is that of Django's ``DetailView`` or ``UpdateView``."""
-    return getattr(cls, "get", None) in _LOOKING_UP
-
-
-def why_class_is_closed(cls: type[View]) -> str:
-    """Return why code of a class may run before its view looks up the object; empty if none can."""
     if type(cls) not in (type, ABCMeta):
         return f"{type(cls).__name__}, the metaclass of {cls.__name__}, runs first"
     djangos = [base for base in cls.__mro__ if base.__module__.startswith("django.views.generic.")]
@@ -136,6 +127,11 @@ def why_class_is_closed(cls: type[View]) -> str:
             if is_djangos and (_is_code(value) or any(map(_is_code, replaced))):
                 return f"{base.__name__}.{name} runs first"
     return ""
+
+
+def looks_up_first(cls: type[View]) -> bool:
+    """Whether a GET begins with ``get_object()``: ``get`` is that of Django's ``DetailView`` or ``UpdateView``."""
+    return getattr(cls, "get", None) in _LOOKING_UP
 
 
 def _is_code(value: Any) -> bool:
@@ -278,21 +274,22 @@ def middleware_classes() -> list[Any]:
     return found
 
 
-def guards_place() -> str:
-    """Return the position of ``BloomGuardMiddleware``, or :data:`MISSING`."""
-    for each in middleware_classes():
+def guards_number() -> int | None:
+    """Return the number of ``BloomGuardMiddleware`` in ``MIDDLEWARE``, from 0 on; ``None`` if it is not there."""
+    for number, each in enumerate(middleware_classes()):
         # By name: the middleware imports this module.
         if any(base.__module__ == "bloomguard.middleware" for base in getattr(each, "__mro__", ())):
-            return place_in_settings(each)
-    return MISSING
+            return number
+    return None
 
 
-def place_in_settings(cls: type) -> str:
-    """Return the position of ``cls``. Middleware after it has not processed the request when it answers."""
+def guards_place() -> str:
+    """Return the position of ``BloomGuardMiddleware``. Middleware after it has not processed the request yet."""
+    number = guards_number()
+    if number is None:
+        return MISSING
     classes = middleware_classes()
-    if cls not in classes:
-        return ELSEWHERE
-    before, after = classes[: classes.index(cls)], classes[classes.index(cls) + 1 :]
+    before, after = classes[:number], classes[number + 1 :]
     if not after:
         return LAST
     is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
@@ -315,16 +312,8 @@ def has_own_process_view(handler: Any) -> bool:
 def _passes_every_view(middleware: Any) -> bool:
     """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
     name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
-    return middleware is CsrfViewMiddleware or name in _HARMLESS
-
-
-#: With LoginRequiredMiddleware, a route that demands a login is closed anyway.
-_HARMLESS = frozenset(
-    {
-        "django.contrib.auth.middleware.LoginRequiredMiddleware",
-        "django.contrib.admindocs.middleware.XViewMiddleware",
-    }
-)
+    # With LoginRequiredMiddleware, a route that demands a login is closed anyway.
+    return middleware is CsrfViewMiddleware or name in (_LOGIN_REQUIRED, _X_VIEW)
 
 
 def _why_middleware_closes(view: Any) -> str:

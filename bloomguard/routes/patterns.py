@@ -67,7 +67,7 @@ class Pattern:
                     break
             elif isinstance(step, RegexPattern) and not _by_language(step):
                 source = step.regex.pattern
-                if source.startswith("^") and "|" not in source and not step.regex.flags & re.IGNORECASE:
+                if source.startswith("^") and "|" not in source and not step.regex.flags & (re.IGNORECASE | re.VERBOSE):
                     match = _LITERAL.match(source)
                     assert match is not None
                     found += match[1][:-1] if match["optional"] else match[1]

@@ -23,7 +23,7 @@ from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import LogOnce, own_lock
-from .discovery import Detail, NotFound, column_of, detail, find_kwargs, views_by_model, why_another_lookup
+from .discovery import Detail, NotFound, column_of, detail, find_kwargs, why_another_lookup
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -114,9 +114,14 @@ class RouteTable:
             self.by_view.setdefault(id(route.pattern.callback), []).append(route)
 
     @cached_property
-    def views(self) -> Mapping[type[models.Model], Sequence[Pattern]]:
-        """Model -> the patterns whose views show one row of its table."""
-        return views_by_model(self.patterns)
+    def views(self) -> Mapping[type, Sequence[Pattern]]:
+        """Model -> the patterns whose views show one row of its table, or of a child model's."""
+        found: dict[type, list[Pattern]] = {}
+        for pattern in self.patterns:
+            shown = detail(pattern)
+            for model in concrete(shown.model).__mro__ if shown is not None else ():
+                found.setdefault(model, []).append(pattern)
+        return found
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:

@@ -14,8 +14,7 @@ from django.test import AsyncClient, Client
 from django.urls import clear_url_caches, path, register_converter
 
 from bloomguard.guards import counters as counts
-from bloomguard.middleware import BloomGuardMiddleware
-from bloomguard.routes.openness import BEFORE_CACHE, ELSEWHERE, LAST, place_in_settings
+from bloomguard.routes.openness import BEFORE_CACHE, ELSEWHERE, LAST, MISSING, guards_place
 from bloomguard.state import table as state
 from tests.shop import views
 from tests.shop.models import Article, Product
@@ -101,8 +100,9 @@ PLACES = {
         ["guard", "fetch", "other"],
         ["guard", "other", "fetch"],
         ["looking", "guard", "fetch"],
-        [],
+        ["guard", "guard"],
     ],
+    MISSING: [[], ["other"]],
 }
 NAMES = {
     "guard": GUARD,
@@ -120,7 +120,7 @@ def test_where_it_stands(settings, place, names):
     """Last; right before the cache, if nothing unknown looks at the view before that; or elsewhere."""
     settings.MIDDLEWARE = [NAMES[name] for name in names]
 
-    assert place_in_settings(BloomGuardMiddleware) == place
+    assert guards_place() == place
 
 
 @both
