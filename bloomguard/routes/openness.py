@@ -41,8 +41,8 @@ _AFTER_LOOKUP = _OF_OTHER_REQUESTS | {
 }
 #: The ``get`` methods of Django's generic views that begin with ``get_object()``.
 _LOOKING_UP = (BaseDetailView.get, BaseUpdateView.get)
-#: Attributes of a view that ``View.setup`` sets for each request.
-_OF_THE_REQUEST = frozenset({"request", "args", "kwargs", "head"})
+#: Attributes of a view that ``View.setup`` sets for each request, and the method that it calls.
+_OF_THE_REQUEST = frozenset({"request", "args", "kwargs", "head", "get"})
 #: Attributes that every class has, or that Python or type annotations add to a class.
 OF_EVERY_CLASS = frozenset(
     {
@@ -121,7 +121,8 @@ def why_view_is_closed(view: Any) -> str:
         for name, value in vars(base).items():
             if name in later or name in OF_EVERY_CLASS:
                 continue
-            # Only the methods checked here can call a method of another name; a property may need the request.
+            # Only the methods checked here can call a method of another name; a property may need the request. A `get`
+            # of the project's may be under any decorator, or check who asks before it calls that of its base.
             replaced = [vars(each)[name] for each in djangos if name in vars(each)]
             is_djangos = replaced or name in _OF_THE_REQUEST or name.startswith("__")
             if is_djangos and (_is_code(value) or any(map(_is_code, replaced))):
@@ -163,7 +164,8 @@ def is_admin(view: Any) -> bool:
 def allowed_methods(view: Any) -> frozenset[str] | None:
     """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit.
 
-    ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs.
+    ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs. And for those, a class may
+    run code of the project's own before its lookup.
     """
     limits: list[frozenset[str]] = []
     *decorators, innermost = layers(view)
@@ -175,10 +177,8 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
     cls = getattr(innermost, "view_class", None)
     if isinstance(cls, type) and issubclass(cls, View):
         given = getattr(innermost, "view_initkwargs", {}).get("http_method_names", cls.http_method_names)
-        names = {name for name in given if hasattr(cls, name)}
-        if "get" in names and "head" in given:
-            names.add("head")  # as in `View.setup`
-        limits.append(frozenset(name.upper() for name in names))
+        names = {"get", "head"} if hasattr(cls, "get") else {"head"} if hasattr(cls, "head") else set()
+        limits.append(frozenset(name.upper() for name in names.intersection(given)))
     return frozenset.intersection(*limits) if limits else None
 
 

@@ -161,7 +161,7 @@ def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
             texts = " and ".join(each.text for each in named)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
         closed = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
-        routes.append(_route(guard, pattern, kwargs, frozenset(guard.methods), known, closed))
+        routes.append(_route(guard, pattern, kwargs, known, closed))
     return routes
 
 
@@ -185,9 +185,7 @@ def _view_of(pattern: Pattern) -> tuple[Any, Any]:
 def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:
     try:
         kwargs = find_kwargs(guard, pattern)
-        # With other methods, the view may run other code before it looks up the object.
-        shared = _why_shared(pattern, kwargs, known)
-        yield _route(guard, pattern, kwargs, frozenset(guard.methods) & {"GET", "HEAD"}, known, shared)
+        yield _route(guard, pattern, kwargs, known, _why_shared(pattern, kwargs, known))
     except NotFound:  # `guard_routes` shows the reason
         pass
     except Exception as error:  # skip this view; the other routes are still guarded
@@ -207,16 +205,9 @@ def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex) 
     return ""
 
 
-def _route(
-    guard: Guard,
-    pattern: Pattern,
-    kwargs: tuple[str, ...],
-    methods: frozenset[str],
-    known: PatternIndex,
-    closed: str,
-) -> GuardedRoute:
+def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex, closed: str) -> GuardedRoute:
     """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
-    allowed = allowed_methods(pattern.callback)
+    allowed, methods = allowed_methods(pattern.callback), frozenset(guard.methods)
     methods = methods if allowed is None else methods & allowed
     closed = closed or why_closed(guard, pattern.callback)
     return GuardedRoute(

@@ -217,6 +217,23 @@ class DecoratedMethod(Detail):
         return super().get(*args, **kwargs)
 
 
+class LoginGet(View):
+    @method_decorator(login_required)
+    def get(self, request, pk):
+        return function(request, pk)
+
+
+class StaffGet(View):
+    def get(self, request, pk):
+        if not request.user.is_staff:
+            raise PermissionDenied
+        return super().get(request, pk)
+
+
+class BehindStaffGet(StaffGet, LoginGet):
+    pass
+
+
 class Braces(BracesLoginRequired, Detail):
     raise_exception = True
 
@@ -287,6 +304,8 @@ DEMANDING = {
     "UserPassesTestMixin": ByTest.as_view(),
     "method_decorator": Decorated.as_view(),
     "method_decorator of get": DecoratedMethod.as_view(),
+    "method_decorator of a get of its own": LoginGet.as_view(),
+    "get of a mixin": BehindStaffGet.as_view(),
     "dispatch": OwnDispatch.as_view(),
     "setup": OwnSetup.as_view(),
     "get": OwnGet.as_view(),
@@ -519,6 +538,28 @@ def test_what_looks_at_other_methods_has_the_first_word_of_them(build, settings,
 
     assert (route.closed, route.methods) == ("", {"GET", "HEAD"})
     assert statuses == ([403, 403] if name == "csrf_protect" else [200, 404])
+
+
+class StaffUpdate(Update):
+    http_method_names = ("get", "post")
+
+    @method_decorator(login_required)
+    def post(self, *args, **kwargs):
+        return super().post(*args, **kwargs)
+
+
+def test_a_class_has_the_first_word_of_other_methods(build, settings):
+    """Its ``post`` may demand a login, though its ``get`` does not."""
+    settings.MIDDLEWARE = MIDDLEWARE
+    settings.ROOT_URLCONF = urlconf(path("v/<int:pk>/", StaffUpdate.as_view(), name="update"))
+    Product.objects.create(pk=7)
+    with registered(Product, name="posts", routes=["update"], methods=("GET", "HEAD", "POST")):
+        build("posts")
+        statuses = [Client().post(f"/v/{pk}/").status_code for pk in (7, 99)]
+        (status, _, _), guards = blocked(lambda: visit("/v/99/"))
+
+    assert statuses == [302, 302]
+    assert (status, guards) == (404, ["posts"])
 
 
 @pytest.mark.parametrize("method", ["post", "put", "patch", "delete", "options", "trace"])

@@ -378,16 +378,16 @@ def page(request, pk):
 
 
 @pytest.mark.parametrize(
-    ("root", "other", "is_same"),
+    ("root", "other", "is_same", "public"),
     [
-        (view, page, False),
-        (never_cache(view), view, True),
-        (Page.as_view(), Page.as_view(), True),
-        (Page.as_view(), Page.as_view(text="another"), False),
-        (None, view, True),
+        (view, page, False, None),
+        (view, page, False, True),
+        (never_cache(view), view, True, None),
+        (Page.as_view(), Page.as_view(), True, True),
+        (Page.as_view(), Page.as_view(text="another"), False, True),
+        (None, view, True, None),
     ],
 )
-@pytest.mark.parametrize("public", [None, True])
 def test_a_name_means_the_view_that_it_has_in_root_urlconf(urls, root, other, is_same, public):
     """Each host may have a view of that name. One that ``ROOT_URLCONF`` has not is known from the others alone."""
     urls(*([path("i/<int:pk>/", root, name="item")] if root else []))
