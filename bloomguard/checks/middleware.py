@@ -80,8 +80,25 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         if route.guard.routes != AUTO:
             key = route.guard.name, route.pattern.view_name, route.closed, is_admin(route.pattern.callback)
             alike.setdefault(key, []).append(route)
-    for routes in alike.values():
-        yield from _closed(routes)
+    for (name, view_name, closed, is_of_admin), routes in alike.items():
+        guard, where = routes[0].guard, f"{' and '.join(each.pattern.text for each in routes)} ({view_name})"
+        if not closed and is_of_admin:
+            yield Warning(
+                f"the guard {name!r} answers for {where}, a view of the admin, before its login: everybody could find "
+                "out which rows exist, and the admin redirects where the guard answers 404.",
+                hint="Remove the route from routes; the guard answers at the view's own query.",
+                obj=guard.model,
+                id="bloomguard.W017",
+            )
+        # `@guarded` already answers for its view.
+        if closed and guard.public is None and getattr(routes[0].pattern.callback, "guarded_by", "") != name:
+            yield Info(
+                f"the guard {name!r} does not answer for {where} before its view runs: {closed}.",
+                hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
+                "public = True on the guard; else remove the route from routes.",
+                obj=guard.model,
+                id="bloomguard.I015",
+            )
 
 
 @register("bloomguard")
@@ -109,28 +126,6 @@ def _guarded_views(view: Any) -> Iterator[Any]:
     methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
     functions = [value for value in methods.values() if type(value) is FunctionType]
     yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
-
-
-def _closed(routes: list[GuardedRoute]) -> Iterator[CheckMessage]:
-    route, texts = routes[0], " and ".join(each.pattern.text for each in routes)
-    guard, where = route.guard, f"{texts} ({route.pattern.view_name})"
-    if not route.closed and is_admin(route.pattern.callback):
-        yield Warning(
-            f"the guard {guard.name!r} answers for {where}, a view of the admin, before its login: everybody "
-            "could find out which rows exist, and the admin redirects where the guard answers 404.",
-            hint="Remove the route from routes; the guard answers at the view's own query.",
-            obj=guard.model,
-            id="bloomguard.W017",
-        )
-    # `@guarded` already answers for its view.
-    if route.closed and guard.public is None and getattr(route.pattern.callback, "guarded_by", "") != guard.name:
-        yield Info(
-            f"the guard {guard.name!r} does not answer for {where} before its view runs: {route.closed}.",
-            hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
-            "public = True on the guard; else remove the route from routes.",
-            obj=guard.model,
-            id="bloomguard.I015",
-        )
 
 
 def _has_door() -> bool:
