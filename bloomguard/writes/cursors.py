@@ -148,14 +148,19 @@ def _hook_script(run: Any) -> Any:
         # A package may have put another object in place of Django's connection: then it may be any of them.
         owners = [each for each in known if each.connection is self.connection] or known
         observers = list(filter(None, map(TransactionObserver.of, owners)))
+
+        def send(text: str) -> Any:
+            try:
+                return run(self, text)
+            finally:
+                for observer in observers:
+                    observer.follow("COMMIT")
+
+        send("")  # the COMMIT alone: a fence in it has to be known before the script begins another transaction
         with ExitStack() as stack:
             for owner in owners:
                 strays.note(script, owner, current_cache(owner.alias).tables)
                 stack.enter_context(following(read(script, owner), owner, apart=True))
-            try:
-                return run(self, script)
-            finally:
-                for observer in observers:
-                    observer.follow("COMMIT")
+            return send(script)
 
     return executescript

@@ -255,7 +255,13 @@ def by_a_script():
         cursor.executescript("SELECT 1")
 
 
-@pytest.mark.parametrize("end", [switched_on, by_a_script], ids=lambda end: end.__name__)
+def by_a_script_that_begins():
+    """The transaction that the script leaves open is another one."""
+    with connection().cursor() as cursor:
+        cursor.executescript("BEGIN; SELECT 1")
+
+
+@pytest.mark.parametrize("end", [switched_on, by_a_script, by_a_script_that_begins], ids=lambda end: end.__name__)
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
 def test_every_way_to_commit_waits_for_the_fence(product, clock, end):
     """Whoever can see the row knows of the fence that came with it."""
