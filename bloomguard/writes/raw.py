@@ -85,6 +85,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             return execute(sql, params, many, context)
         finally:
             if not cache.are_idle(connection):  # a build has begun meanwhile
+                definitions.changed(connection)  # by this text, perhaps; another thread has read them before
                 _fence_late(_follow(read(text, connection), connection, own), connection)
             elif fencing.may_write_later(connection):
                 _Unread.of(connection).add(text, own)
@@ -191,6 +192,7 @@ class _Unread:
                 fencing.HeldFence(guard, alias, "").check()
 
     def _written(self) -> dict[Guard, Cause]:
+        definitions.changed(self._connection)  # by these texts, perhaps; another thread has read them before
         written: dict[Guard, Cause] = {}
         for text, own in self._texts:
             written |= _follow(read(text, self._connection), self._connection, own)

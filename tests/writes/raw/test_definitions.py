@@ -74,6 +74,62 @@ def test_a_statement_that_fails_may_have_committed_something(begin_build, monkey
     assert status("product") == FENCED
 
 
+#: A definition by which each order makes product 7.
+MAKES = "INSERT INTO shop_product (id, name) VALUES (7, 'x')"
+MAKING = {
+    "default": f"CREATE TRIGGER raw_makes AFTER INSERT ON shop_order BEGIN {MAKES}; END",
+    "postgresql": f"CREATE RULE raw_makes AS ON INSERT TO shop_order DO ALSO {MAKES}",
+    "mariadb": f"CREATE TRIGGER raw_makes AFTER INSERT ON shop_order FOR EACH ROW {MAKES}",
+}
+
+
+@pytest.fixture
+def in_a_build(begin_build):
+    """``in_a_build()``: a build begins, and another thread reads the catalogue."""
+
+    def work():
+        begin_build()
+        Article.objects.create(slug="new")
+        assert consequences.current_cache(database.current).catalogue is not None
+        connections.close_all()
+
+    def run():
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(60)
+
+    connections[database.current].ensure_connection()
+    yield run
+    execute("DROP RULE raw_makes ON shop_order" if database.current == "postgresql" else "DROP TRIGGER raw_makes")
+
+
+def test_a_definition_during_which_a_first_build_begins_is_followed(in_a_build):
+    """The catalogue that was read meanwhile does not have it."""
+
+    def then_sent(send, *statement):
+        in_a_build()
+        return send(*statement)
+
+    with connections[database.current].execute_wrapper(then_sent):
+        execute(MAKING[database.current])
+    Order.objects.create()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
+@on_postgresql
+def test_a_definition_that_is_committed_during_a_first_build_is_followed(in_a_build):
+    """It was sent while no filter was built. On other databases no one else writes then, or it is committed at once."""
+    with transaction.atomic(using="postgresql"):
+        execute(MAKING["postgresql"])
+        in_a_build()
+    Order.objects.create()
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
+
+
 def test_a_change_of_definitions_is_over_with_its_transaction(built, monkeypatch):
     """Another transaction on the same connection loads the catalogue once, not at each of its statements."""
     with connections[database.current].schema_editor() as editor:  # in a transaction, on both databases
