@@ -14,7 +14,7 @@ import math
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import EmptyResultSet, FieldDoesNotExist, FieldError
+from django.core.exceptions import FieldDoesNotExist, FieldError
 from django.db import models
 from django.db.models import Choices, Func, Value
 from django.db.models import aggregates as aggregate
@@ -39,8 +39,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
-from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_djangos_method, is_djangos_select, takes_text
-from ..writes.raw import watch
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, takes_text
 from .query import conditions_of, order_of
 
 if TYPE_CHECKING:
@@ -67,11 +66,6 @@ _PLAIN: frozenset[Any] = frozenset(
 _BITS = {"int": 63, "Int8": 63, "Int4": 31, "Int2": 15}
 #: ``Query.deferred_loading`` without ``only()`` and ``defer()``.
 _ALL_COLUMNS: tuple[frozenset[str], bool] = frozenset(), True
-#: The methods of a connection and of its cursors on the way from a compiler to the driver.
-_CURSORS = (
-    "cursor", "chunked_cursor", "_cursor", "_prepare_cursor", "make_cursor", "make_debug_cursor", "create_cursor",
-)  # fmt: skip
-_EXECUTES = ("__init__", "execute", "_execute_with_wrappers", "_execute", "fetchone", "fetchmany", "__getattr__")
 #: More parameters or longer texts may be too many for the database.
 _MOST_PARAMETERS, _LONGEST_TEXT = 500, 10_000
 
@@ -141,30 +135,6 @@ def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     if kind is builtin.IntegerFieldExact:
         return type(value) is int  # Django looks at its range
     return type(value) in (str, uuid.UUID, bool) and _is_taken(value, vendor)
-
-
-def is_sent_unchanged(compiler: Any) -> bool:
-    """Return whether the database got the SELECT as Django makes it, of the model's table.
-
-    An ``execute_wrapper``, a patched cursor, compiler or WHERE may add a condition, as of a request's tenant.
-    """
-    query, connection = compiler.query, compiler.connection
-    if not (
-        is_djangos_select(compiler)
-        and _reads_own_table(query)
-        and type(query.where) is WhereNode
-        and not query.extra_order_by
-        and _orders_by_own_columns(query)  # a set-returning function in the ORDER BY may take away the row
-        and connection.execute_wrappers == [watch]
-        and all(is_djangos_method(connection, name) for name in _CURSORS)
-    ):
-        return False
-    try:
-        compiler.compile(query.where)
-    except EmptyResultSet:  # so Django has sent nothing, as for a number beyond the range of the field
-        return False
-    cursors = type(connection.make_cursor(None)), type(connection.make_debug_cursor(None))
-    return all(is_djangos_method(cursor, name) for cursor in cursors for name in _EXECUTES)
 
 
 def _is_bounded(query: Query) -> bool:

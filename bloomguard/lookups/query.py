@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import F, Func, Value
+from django.db.models import Func
 from django.db.models.expressions import Col, ColPairs, RawSQL
 from django.db.models.fields.tuple_lookups import TupleExact
 from django.db.models.sql import Query
@@ -108,17 +108,14 @@ class RowLookup:
         return any(condition == each for each in self._alive)
 
     def is_pure(self, query: Query) -> bool:
-        """Return whether ``query`` would find any row with the key: only the key and ``alive``, no join, no offset.
+        """Return whether a row with the key is probably missing if ``query`` finds none.
 
-        Also no expressions: a set-returning function gives no row if its set is empty.
+        It has only the key and ``alive``, no join, no offset. Else a statement of our own would ask for each row that
+        exists, but that a view hides.
         """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
             return False
         if concrete(query.model) is not concrete(self.guard.model):
-            return False
-        if not all(isinstance(each, (str, F)) for each in order_of(query)):
-            return False
-        if not all(type(each) is Value for each in query.annotations.values()):
             return False
         compared = 0
         for condition in conditions_of(query.where):

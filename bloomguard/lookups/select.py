@@ -32,10 +32,10 @@ from ..state.transactions import has_own_transaction, is_aborted
 from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
 from ..writes.statements import wrap
-from .certainty import is_certain, is_sent_unchanged
+from .certainty import is_certain
 from .context import LookupContext, compare_rows, contexts
 from .misses import remember_missing
-from .query import NO_KEY, RowLookup, concrete, is_plain
+from .query import NO_KEY, RowLookup, concrete
 
 Execute = Callable[..., Any]
 
@@ -99,9 +99,6 @@ def answers_queries(guard: Guard) -> bool:
 
 
 def _selecting(execute: Execute) -> Execute:
-    # What another package has put around Django's own may give an old result, from a cache.
-    sees_database = execute.__module__ == compilers.__name__ and not hasattr(execute, "__wrapped__")
-
     def execute_sql(
         self: Any,
         result_type: str = MULTI,
@@ -150,7 +147,7 @@ def _selecting(execute: Execute) -> Execute:
             return result
         if decision is not MAYBE:  # in shadow mode
             compare_rows(context, lookup.guard, value, result)
-        elif generation and sees_database and result_type in (MULTI, SINGLE):
+        elif generation and result_type in (MULTI, SINGLE):
             _record_false_positive(context, self, lookup, value, generation)
         return result
 
@@ -231,11 +228,7 @@ def _record_false_positive(
     """Count and cache a false positive: ``generation`` gave MAYBE, and the query found no row. Never raises."""
     guard, query = lookup.guard, compiler.query
     try:
-        # The hot path has not looked whether the query is plain.
-        asks_key_alone = is_plain(query) and lookup.is_pure(query)
-        if asks_key_alone and remember_missing(
-            guard, value, generation, compiler.using, is_proved=is_sent_unchanged(compiler)
-        ):
+        if lookup.is_pure(query) and remember_missing(guard, value, generation, compiler.using):
             guard._runtime.counters[FALSE_POSITIVE]()
             context.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:

@@ -33,6 +33,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 from django.db import connections
@@ -42,7 +43,6 @@ from ..filters import FilterError
 from ..models import GuardState
 from ..stores import Generation
 from ..verdicts import MAYBE, REMEMBERED, Decision
-from .connection import fetch_uncounted
 from .table import StateTable
 
 logger = logging.getLogger("bloomguard")
@@ -104,7 +104,7 @@ class NegativeCache:
 
     def is_worth_asking(self, key: bytes, name: str) -> bool:
         """Return whether to query the database for ``key``: at most once in :data:`SECONDS` for each key. May wait."""
-        if not self._is_in_use(name):
+        if not self.is_in_use(name):
             return False
         entry = name, self._digest(key)
         with self._lock:
@@ -113,18 +113,29 @@ class NegativeCache:
             self._keep(entry, None)
         return not self._is_recent(name, key)
 
-    def _is_in_use(self, name: str) -> bool:
+    def is_in_use(self, name: str) -> bool:
+        """Return whether keys of the generation ``name`` are cached now. May wait."""
         state = self._table.answered_by(name, self._guard)
         return state is not None and state.may_forget
 
-    def remember(self, key: bytes, name: str, using: str, rows: tuple[str, Any] | None = None) -> None:
-        """Cache ``key`` after a query on ``using`` found no row; the query began after ``name`` gave MAYBE.
+    def is_proved(self, name: str, using: str, sql: str, parameters: Sequence[Any]) -> bool:
+        """Return whether the query ``sql`` on ``using`` gives no row, in data from after ``name`` was published.
 
-        ``rows``: that query and its parameters, to be asked again together with the state row: see
-        :meth:`_sees_published`. See the module for the conditions. Raises exceptions of Django and of its driver.
+        Call it outside a transaction, after ``name`` gave MAYBE. Raises :class:`DatabaseError`.
         """
-        if not (self._table.holds(using) and self._is_in_use(name) and self._sees_published(using, name, rows)):
-            return
+        # On SQLite a scan of the same connection may hold an old snapshot, and a pooler, or a HOST with several names,
+        # may lead to a standby that lags, and the next statement to another server. So one statement asks for both.
+        connection, quote = connections[using], self._table.connection.quote
+        with connection.wrap_database_errors, closing(connection.create_cursor()) as cursor:
+            cursor.execute(
+                f"SELECT 1 FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s "  # noqa: S608
+                f"AND {quote('active')} = %s AND NOT EXISTS ({sql})",
+                (self._guard, name, *parameters),
+            )
+            return cursor.fetchone() is not None
+
+    def remember(self, key: bytes, name: str) -> None:
+        """Cache ``key`` after :meth:`is_proved`; see the module for the conditions."""
         mark = hash(key)
         with self._lock:
             self._keep((name, self._digest(key)), mark)
@@ -137,24 +148,6 @@ class NegativeCache:
         while len(self._kept) > MOST_KEYS or next(iter(self._kept.values()))[0] <= now:
             gone.append(self._kept.popitem(last=False)[1])
         self.marks.difference_update(mark for _, mark in gone)
-
-    def _sees_published(self, using: str, name: str, rows: tuple[str, Any] | None) -> bool:
-        """Return whether ``using`` sees data from after ``name`` was published, and still none of ``rows``."""
-        # A statement outside a transaction does, except on SQLite during a scan of the same connection, and on a
-        # standby that lags: a pooler, or a HOST with several names, may lead there. A pooler may send the next
-        # statement to another server, so one statement asks for both.
-        if rows is not None:
-            quote, (sql, parameters) = self._table.connection.quote, rows
-            return bool(
-                fetch_uncounted(
-                    connections[using],
-                    f"SELECT 1 FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s "  # noqa: S608
-                    f"AND {quote('active')} = %s AND NOT EXISTS ({sql})",
-                    (self._guard, name, *parameters),
-                )
-            )
-        seen = self._table.visible_to(using).get(self._guard)
-        return seen is not None and seen.active == name
 
     def tidy(self, names: Sequence[str]) -> None:
         """Drop all generations except ``names``."""

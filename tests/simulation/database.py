@@ -207,6 +207,24 @@ class SimulatedRows:
         found: list[tuple[Any, ...]] = connections["default"].connection.execute(_plain(sql)).fetchall()
         return found
 
+    def create_cursor(self) -> ProvingCursor:
+        """A cursor for the statement that proves a miss."""
+        return ProvingCursor(self._current())
+
+
+class ProvingCursor:
+    """Reads the state rows, and whether there is a row, at one moment. The key is the last parameter."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.close = lambda: None
+
+    def execute(self, sql: str, parameters: Sequence[Any]) -> None:
+        self._database.scheduler.hop()
+        *others, key = parameters
+        found = connections["default"].connection.execute(_plain(sql), [*others, key in self._database.rows])
+        self.fetchone = found.fetchone
+
 
 class SimulatedConnection(StateConnection):
     """A process's connection to the state rows: its retry after a lost connection is the real one."""

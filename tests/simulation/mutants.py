@@ -425,12 +425,12 @@ def a_counter_in_place_of_the_recent_bits() -> Patches:
         before.setdefault(self._store, {})[self.name, key] = times
         return real(self, key)
 
-    def remember(self: NegativeCache, key: bytes, name: str, using: str) -> None:
+    def remember(self: NegativeCache, key: bytes, name: str) -> None:
         generation: Any = self._opened(name)
         if generation is not None:
             generation.remembered = getattr(generation, "remembered", {})
             generation.remembered[key] = before.get(generation._store, {}).get((name, key))
-        really_remember(self, key, name, using)
+        really_remember(self, key, name)
 
     def is_recent(self: NegativeCache, name: str, key: bytes) -> bool:
         generation: Any = self._opened(name)

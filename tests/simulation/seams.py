@@ -40,7 +40,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.rebuild import locks, pages, rebuild, standby
-    from bloomguard.state import active_filter, connection, row
+    from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, state_rows, statements
 
@@ -75,7 +75,8 @@ def install() -> None:
     )
     _put(pages, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
-    _put(statements, connections=simulated)
+    for module in (negative_cache, statements):
+        _put(module, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
     _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(rebuild, refuse_transaction=lambda aliases: None)

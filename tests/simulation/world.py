@@ -351,7 +351,9 @@ class World:
         self.scheduler.hop()
         if answering and not there:
             self.scheduler.note("finds no", key)
-            process.guard._runtime.active_filter.negative_cache.remember(KEYS[key], answering, ROWS)
+            cache = process.guard._runtime.active_filter.negative_cache
+            if cache.is_in_use(answering) and cache.is_proved(answering, ROWS, "SELECT 1 WHERE %s", [key]):
+                cache.remember(KEYS[key], answering)
 
 
 def prepare() -> None:

@@ -195,7 +195,7 @@ def look(request, settings):
 
 @contextmanager
 def product_queries():
-    """The statements that SQLite gets and that read the table of products: of the project, and of bloomguard."""
+    """The statements that SQLite gets and that read the table of products, but for the one that confirms a miss."""
     found, sent = [], []
     connection.ensure_connection()
     connection.connection.set_trace_callback(sent.append)
@@ -203,7 +203,7 @@ def product_queries():
         yield found
     finally:
         connection.connection.set_trace_callback(None)
-    found += [sql for sql in sent if 'FROM "shop_product"' in sql]
+    found += [sql for sql in sent if 'FROM "shop_product"' in sql and "bloomguard_" not in sql]
 
 
 def test_a_replay_costs_no_query(product, look):
@@ -219,7 +219,7 @@ def test_a_replay_costs_no_query(product, look):
 
 @pytest.mark.parametrize("how", ["execute_wrapper", "cursor"])
 def test_what_others_may_have_changed_is_confirmed(product, found, how, monkeypatch):
-    """By a statement of the guard's own, past what may add a condition to the project's."""
+    """By a statement of the guard's own, past what may add a condition to the project's; so is any other miss."""
     cursor = connection.cursor
     if how == "cursor":
         monkeypatch.setattr(connection, "cursor", lambda: cursor())
@@ -227,7 +227,7 @@ def test_what_others_may_have_changed_is_confirmed(product, found, how, monkeypa
     with product_queries() as queries, wrapper if how == "execute_wrapper" else nullcontext():
         assert first(found) is None
 
-    assert len(queries) == 2
+    assert len(queries) == 1
     assert product._runtime.decide(found) is REMEMBERED
 
 
@@ -256,8 +256,8 @@ def test_what_a_view_hides_is_not_taken_for_absent(product, settings, django_ass
 
 def test_a_loader_that_finds_nothing_makes_the_guard_ask_once_a_minute(product, clock, monkeypatch):
     """Not at each call, if the row exists, nor for each caller that waits for one load."""
-    asked, is_missing = [], misses._is_missing
-    monkeypatch.setattr(misses, "_is_missing", lambda *args: asked.append(args) or is_missing(*args))
+    asked, is_proved = [], remembered.NegativeCache.is_proved
+    monkeypatch.setattr(remembered.NegativeCache, "is_proved", lambda *args: asked.append(args) or is_proved(*args))
     for _ in range(5):
         assert get_or_load("product", 7, lambda value: None) is None
     assert len(asked) == 1
@@ -306,14 +306,13 @@ def test_in_every_store(kind, build, settings, monkeypatch, tmp_path):
 @pytest.mark.usefixtures("fresh", "each_database")
 @database.without_mariadb
 def test_on_every_database(clock, monkeypatch):
-    """The same on PostgreSQL as on SQLite: the view's own query is the proof."""
+    """The same on PostgreSQL as on SQLite."""
     from bloomguard.rebuild import Rebuild
 
     porous(monkeypatch, "product")
     products()
     Rebuild(registry["product"], sleep=clock.sleep).run()
     found = false_positives(registry["product"], 1)[0]
-    monkeypatch.setattr(misses, "_is_missing", pytest.fail)
     first(found)
 
     assert registry["product"]._runtime.decide(found) is REMEMBERED
@@ -333,7 +332,7 @@ def test_a_query_that_another_server_answered_is_no_proof(clock):
     Rebuild(guard, sleep=clock.sleep).run()
     assert guard._runtime.decide(7) is MAYBE
 
-    misses.remember_missing(guard, 7, guard._runtime.active_filter.answered_last, database.current, is_proved=True)
+    misses.remember_missing(guard, 7, guard._runtime.active_filter.answered_last, database.current)
 
     assert guard._runtime.decide(7) is MAYBE
 
@@ -354,10 +353,10 @@ def test_a_query_of_another_packages_compiler_is_not_repeated_and_proves_nothing
 
     with monkeypatch.context() as patch:
         patch.setattr(misses, "is_djangos_select", lambda compiler: False)
-        misses.remember_missing(guard, 7, answered, database.current, is_proved=True)
+        misses.remember_missing(guard, 7, answered, database.current)
         assert guard._runtime.decide(7) is MAYBE
 
-    misses.remember_missing(guard, 7, answered, database.current, is_proved=True)
+    misses.remember_missing(guard, 7, answered, database.current)
     assert guard._runtime.decide(7) is REMEMBERED
 
 
