@@ -100,7 +100,7 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
 
 
 def _is_simplest(compiler: Any, lookup: RowLookup) -> bool:
-    """Return whether the query asks for the key and ``alive`` alone, by values that the driver takes, in one table.
+    """Return whether the query has only the usual comparisons, with values that the driver takes, in one table.
 
     To compile it takes a fifth of the time of an absent request.
     """
@@ -118,18 +118,19 @@ def _is_simplest(compiler: Any, lookup: RowLookup) -> bool:
             return False
     vendor = compiler.connection.vendor
     return _orders_by_own_columns(query) and all(
-        _compares_simply(condition, lookup, vendor) or lookup.has_in_alive(condition)
-        for condition in conditions_of(query.where)
+        _compares_simply(condition, lookup, vendor) for condition in conditions_of(query.where)
     )
 
 
 def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     kind = type(condition)
-    if kind not in (builtin.Exact, builtin.IntegerFieldExact):
+    if kind not in (builtin.Exact, builtin.IntegerFieldExact, builtin.IsNull):
         return False
     column, value = condition.lhs, condition.rhs
     if type(column) is not Col or not _has_djangos_class(column.target):
         return False
+    if kind is builtin.IsNull:
+        return type(value) is bool  # Django refuses 1 and 0
     if not lookup.compares(column.target) and not _is_typed(column.target):
         return False
     if kind is builtin.IntegerFieldExact:
