@@ -7,19 +7,16 @@ from collections.abc import Container
 from typing import Any
 
 from ..guards.strayed import strayed
-from .sql.tokens import bare
+from .sql.tokens import UNKNOWN, Tokens, Unclear, tokens
 
 #: On MySQL and MariaDB: another database, or deleted rows of a system-versioned table. A statement may begin after
 #: another one or after a comment; an index hint is none.
 _ELSEWHERE = re.compile(
     r"(?:\A|[;\n]|\*/|/\*M?!\d*)\s*USE\b(?!\s+(?:INDEX|KEY)\b)|\bsystem_versioning_asof\b", re.IGNORECASE
 )
-#: The name of a temporary table or view, which hides another one of that name.
-_TEMPORARY = re.compile(
-    r"""\bTEMP(?:ORARY)?\s+(?:(?:TABLE|RECURSIVE|VIEW|IF|NOT|EXISTS)\s+)*([^\s(;]+)"""
-    r"""|\b(?:pg_temp|temp)["`\]]?\s*\.\s*([^\s(;]+)""",
-    re.IGNORECASE,
-)
+_MAY_BE_TEMPORARY = re.compile(r"\b(?:TEMP(?:ORARY)?\b|PG_TEMP)", re.IGNORECASE)
+#: Words between TEMP and the name of a table or view.
+_BEFORE_NAME = frozenset({"exists", "if", "not", "recursive", "table", "view"})
 
 
 def note(text: str, connection: Any, tables: Container[str]) -> None:
@@ -29,7 +26,23 @@ def note(text: str, connection: Any, tables: Container[str]) -> None:
     when another connection takes the place of this one is not followed.
     """
     vendor = connection.vendor
-    if (vendor == "mysql" and _ELSEWHERE.search(text) is not None) or any(
-        bare(found[1] or found[2], vendor) in tables for found in _TEMPORARY.finditer(text)
+    if (vendor == "mysql" and _ELSEWHERE.search(text) is not None) or (
+        _MAY_BE_TEMPORARY.search(text) is not None and _hides_one(text, vendor, tables)
     ):
         strayed.add(connection.alias)
+
+
+def _hides_one(text: str, vendor: str, tables: Container[str]) -> bool:
+    """Return whether ``text`` may make a temporary table or view, which hides another one of its name."""
+    try:
+        found = Tokens(tokens(text, vendor))
+    except Unclear:
+        return True
+    for at, (_, value) in enumerate(found.found):
+        is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
+        if not is_schema and found.word(at) not in ("temp", "temporary"):
+            continue
+        name, _ = found.name(at if is_schema else found.skip(at + 1, _BEFORE_NAME))
+        if name in tables or name == UNKNOWN:
+            return True
+    return False

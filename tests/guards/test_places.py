@@ -423,7 +423,8 @@ def test_databases_of(monkeypatch):
 @pytest.mark.parametrize(
     ("each_database", "made"),
     [("sqlite", "TEMP TABLE {}"), ("mariadb", "TEMPORARY TABLE {}"), ("postgresql", "TEMPORARY TABLE {}"),
-     ("postgresql", "temp table if not exists {}"), ("postgresql", 'TABLE pg_temp."{}"')],
+     ("postgresql", "temp table if not exists {}"), ("postgresql", 'TABLE pg_temp."{}"'),
+     ("sqlite", "TEMP /* today's */ TABLE {}"), ("postgresql", "TEMP TABLE -- today's\n{}")],
     indirect=["each_database"],
 )  # fmt: skip
 def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_database, build, clock, made):
