@@ -248,7 +248,7 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         catalogue.add(
             table, ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
         )
-    _inherit_triggers(catalogue, parents)
+    _inherit_rewriting(catalogue, parents)
 
 
 def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
@@ -264,25 +264,17 @@ def _after_head(definition: str) -> str:
     return re.split(r"\b(?:BEGIN ATOMIC|RETURN)\b", definition or "", maxsplit=1)[-1]
 
 
-def _inherit_triggers(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
-    """Copy the triggers of parents: a partitioned table's triggers run if a partition is written by its own name.
+def _inherit_rewriting(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
+    """A partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
 
-    And a partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
+    PostgreSQL itself lists the row triggers of a partitioned table at its partitions, too.
     """
     for child in parents:
-        left, seen = list(parents[child]), set[str]()
+        left = list(parents[child]) if any((child, verb) in catalogue.rewritten for verb in ROW) else []
         while left:
             parent = left.pop()
-            if parent in seen:
-                continue
-            seen.add(parent)
             left += parents.get(parent, ())
-            if any((child, verb) in catalogue.rewritten for verb in ROW):
-                catalogue.rewritten.update((parent, verb) for verb in ROW)
-            own = [
-                flow for flow in catalogue.flows.get(parent, ()) if flow.because.startswith(("the trigger", "a rule"))
-            ]
-            catalogue.flows.setdefault(child, []).extend(own)
+            catalogue.rewritten.update((parent, verb) for verb in ROW)
 
 
 # -- MySQL and MariaDB
