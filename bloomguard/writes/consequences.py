@@ -121,12 +121,6 @@ class DatabaseCache:
         self._writers: list[str] = []
         self._quiet: dict[str, bool] = {}
 
-    @property
-    def is_current(self) -> bool:
-        """Whether nothing has changed that the cache depends on; :func:`current_cache` looks closer."""
-        copy = states.table.copy
-        return self.plans is registry.plans and self.stamp == definitions.stamp and self.copy is copy
-
     def seem_idle(self, connection: Any) -> bool:
         """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
@@ -218,12 +212,6 @@ class Cause(NamedTuple):
 caches: dict[str, DatabaseCache] = {}
 
 
-def cache_of(alias: str) -> DatabaseCache:
-    """Return the cache of a database, as long as nothing says that it may have changed."""
-    cache = caches.get(alias)
-    return cache if cache is not None and cache.is_current else current_cache(alias)
-
-
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
     definitions.are_changing()
@@ -290,7 +278,7 @@ def may_be_rewritten(compiler: Any, verb: str) -> bool:
     connection = compiler.connection
     if connection.vendor == "sqlite":
         return False  # no trigger can; and a writer there must not read the catalogue first
-    cache = cache_of(connection.alias)
+    cache = current_cache(connection.alias)
     if not cache.tables or (cache.catalogue is None and cache.are_idle(connection)):
         return True  # nothing is added now
     catalogue, table = _catalogue(cache, connection), bare(compiler.query.model._meta.db_table, cache.vendor)

@@ -72,9 +72,8 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)
         early.record_write(reading.effects | reading.known, connection.alias)
-    cache = consequences.caches.get(connection.alias)
-    if unknown_guards.read_once() or cache is None or not cache.is_current:
-        cache = current_cache(connection.alias)
+    unknown_guards.read_once()
+    cache = current_cache(connection.alias)
     if _is_harmless(sql, own, cache, connection):
         return execute(sql, params, many, context)
     text = text_of(sql, connection)

@@ -23,7 +23,7 @@ from ..guards.keys import unwrapped
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
 from . import discards, fencing
-from .consequences import cache_of, may_be_rewritten
+from .consequences import current_cache, may_be_rewritten
 from .discards import Before
 from .introspection import asking
 from .tables import Fields, TrackedTable
@@ -181,7 +181,7 @@ def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str) ->
         return True
     if connection.needs_rollback or is_aborted(connection):
         return True  # Django, or the database, refuses the statement anyway
-    cache = cache_of(connection.alias)
+    cache = current_cache(connection.alias)
     refused = cache.refusals.get((table, verb))
     if refused is None:
         refused = cache.refusals[table, verb] = frozenset(_refusals(connection, table, verb))
