@@ -238,7 +238,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     schemas.forget()
-    strayed.clear()
+    strayed.databases = {alias: first for alias, first in strayed.databases.items() if first is not None}
     for guard in registry:
         guard._runtime.active_filter.forget()
 

@@ -37,10 +37,6 @@ class Strayed:
         """Let no guard answer by ``alias`` in this process."""
         self.databases[alias] = None
 
-    def clear(self) -> None:
-        """Forget what was added."""
-        self.databases = {alias: first for alias, first in self.databases.items() if first is not None}
-
     def __contains__(self, alias: str) -> bool:
         return self.databases.get(alias, alias) is None or self.is_switched(alias)
 

@@ -24,10 +24,10 @@ def watched_fields(guard: Guard) -> set[Any]:
     try:
         return _sources(guard)
     except Exception:  # a system check reports the missing field
-        return {field for model in family_of(guard.model) for field in model._meta.concrete_fields}
+        return {field for model in with_parents(guard.model) for field in model._meta.concrete_fields}
 
 
-def family_of(model: type[Model]) -> Iterable[type[Model]]:
+def with_parents(model: type[Model]) -> Iterable[type[Model]]:
     """Return the model and all its parents."""
     return (model, *model._meta.all_parents)
 
@@ -36,7 +36,7 @@ def _sources(guard: Guard) -> set[Any]:
     model = guard.model
     due: list[Any] = [*guard._meta.fields, *model._meta.pk_fields, *guard._meta.alive_fields]
     if len(guard._meta.tables) > 1:
-        for one in family_of(model):
+        for one in with_parents(model):
             due += [field for field in one._meta.parents.values() if field is not None]
     found: set[Any] = set()
     while due:

@@ -26,7 +26,6 @@ from django.db.models.expressions import (
     Exists,
     ExpressionWrapper,
     NegatedExpression,
-    RawSQL,
     ResolvedOuterRef,
     Star,
     Subquery,
@@ -40,7 +39,7 @@ from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
 from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, takes_text
-from .query import conditions_of, order_of
+from .query import conditions_of, is_expression, is_own_sql, order_of
 
 if TYPE_CHECKING:
     from .query import RowLookup
@@ -193,7 +192,7 @@ class _Inspector:
             return self._compares(condition)
         if kind in _MATCHING:
             column, value = condition.lhs, condition.rhs
-            is_text = isinstance(value, str) or _is_expression(value)
+            is_text = isinstance(value, str) or is_expression(value)
             is_plain = type(column) is Col and not getattr(column.target, "db_collation", None)
             return is_text and is_plain and self._compares(condition)
         return self._is_operand(condition)
@@ -208,7 +207,7 @@ class _Inspector:
         if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
             return False  # two placeholders
         values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
-        operands = [each for each in values if _is_expression(each)]
+        operands = [each for each in values if is_expression(each)]
         return not operands or (all(map(self._is_operand, operands)) and _are_of_one_family([condition.lhs, *operands]))
 
     def _is_operand(self, operand: Any) -> bool:
@@ -270,11 +269,9 @@ def _is_harmless(expression: Any) -> bool:
         return _Inspector(_GROUPED).knows(expression)
     if isinstance(expression, Subquery):
         return kind in (Subquery, Exists) and _is_plain_query(expression.query)
-    if not kind.__module__.startswith("django.db.models.") or kind in (Func, RawSQL):
+    if is_own_sql(expression) or not kind.__module__.startswith("django.db.models."):
         return False
     if isinstance(expression, (Func, CombinedExpression)) and not _has_column(expression):
-        return False
-    if isinstance(expression, Func) and not {"function", "template", "arg_joiner"}.isdisjoint(expression.extra):
         return False
     return all(_is_harmless(each) for each in expression.get_source_expressions() if each is not None)
 
@@ -316,10 +313,6 @@ def _is_own_column(name: str, meta: Any) -> bool:
     except FieldDoesNotExist:
         return False
     return bool(field.concrete and not field.is_relation)
-
-
-def _is_expression(value: Any) -> bool:
-    return hasattr(value, "as_sql") or hasattr(value, "resolve_expression")
 
 
 def _has_djangos_class(field: Any) -> bool:

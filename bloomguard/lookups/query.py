@@ -154,8 +154,13 @@ def is_own_sql(part: Any) -> bool:
     return (
         type(part) in (Func, RawSQL)
         or not type(part).__module__.startswith("django.")
-        or (isinstance(part, Func) and not {"function", "template"}.isdisjoint(part.extra))
+        or (isinstance(part, Func) and not {"function", "template", "arg_joiner"}.isdisjoint(part.extra))
     )
+
+
+def is_expression(value: Any) -> bool:
+    """Return whether the database computes ``value``."""
+    return hasattr(value, "as_sql") or hasattr(value, "resolve_expression")
 
 
 def order_of(query: Query) -> Sequence[Any]:
@@ -180,7 +185,7 @@ def _is_value(value: Any) -> bool:
     """Return whether ``value`` is a value that causes no database error; a guard must not hide that error."""
     if isinstance(value, str):
         return "\0" not in value  # PostgreSQL raises an error
-    return not hasattr(value, "as_sql") and not hasattr(value, "resolve_expression")
+    return not is_expression(value)
 
 
 def conditions_of(where: WhereNode) -> Sequence[Any]:

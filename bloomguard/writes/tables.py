@@ -14,7 +14,7 @@ from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
 from ..guards.fields import kind_of, selects_itself, value_field
-from ..guards.watched import family_of, watched_fields
+from ..guards.watched import watched_fields, with_parents
 from ..models import GuardState
 from ..state import table as states
 from . import unknown_guards
@@ -114,7 +114,7 @@ def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
         return TrackedTable(guard, None, "pk", None, frozenset(map(folded, own)), historical, counted=False)
-    owner = next(each for each in family_of(guard.model) if each._meta.db_table == table)
+    owner = next(each for each in with_parents(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
     key, counted = None, False
     with suppress(Exception):  # a system check reports the mistake; each write fences the guard
