@@ -324,7 +324,9 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
         if not (is_known and adding.is_left_to_block(guard, connection.alias, reason)):
             due[guard] = reason
     for guard in fencing.fence(due, connection.alias):
-        _warn(written[guard], site)
+        _log.warning(
+            "bloomguard cannot find out new keys: %s. Its guards are disabled; run rebuild_filter after it", due[guard]
+        )
     fencing.hold(due, connection)
 
 
@@ -340,17 +342,6 @@ def _reason(cause: Cause, site: str) -> str:
     if cause.is_direct:
         return f"raw SQL wrote to {cause.table} at {site}"
     return f"a view, partition, trigger or foreign key may have written to {cause.table} for the statement at {site}"
-
-
-def _warn(cause: Cause, site: str) -> None:
-    _log.warning(
-        "bloomguard cannot find out the keys that %s wrote: %s %s %s. Its guards are disabled; run rebuild_filter "
-        "after it",
-        "raw SQL" if cause.is_direct else "the database itself",
-        site,
-        "writes to" if cause.is_direct and cause.table else "may write to",
-        cause.table or "any table",
-    )
 
 
 def _site() -> str:
