@@ -82,10 +82,7 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True
-    if not _is_bounded(query) or not all(_joins_plainly(join, query) for join in _joins(query)):
-        return False
-    inspector = _Inspector(query, lookup)
-    if not inspector.knows(query.where) or not all(map(_is_harmless, query.annotations.values())):
+    if not _is_known(query, lookup):
         return False
     try:
         _, parameters = compiler.as_sql()
@@ -137,6 +134,16 @@ def _compares_simply(condition: Any, lookup: RowLookup, vendor: str) -> bool:
     return type(value) in (str, uuid.UUID, bool) and _is_taken(value, vendor)
 
 
+def _is_known(query: Query, lookup: RowLookup | None = None) -> bool:
+    """Return whether the query has only parts that raise nothing, apart from its order."""
+    return (
+        _is_bounded(query)
+        and all(_joins_plainly(join) for join in _joins(query))
+        and _Inspector(query.group_by is not None, lookup).knows(query.where)
+        and all(map(_is_harmless, query.annotations.values()))
+    )
+
+
 def _is_bounded(query: Query) -> bool:
     """Return whether LIMIT and OFFSET are numbers of 64 bits, and the query has no SQL of the project beside others."""
     return not (
@@ -163,21 +170,24 @@ def _joins(query: Query) -> list[Any]:
     return [join for alias, join in query.alias_map.items() if query.alias_refcount[alias]]
 
 
-def _joins_plainly(join: Any, query: Query) -> bool:
+def _joins_plainly(join: Any) -> bool:
     if type(join) is BaseTable:
         return True
     if type(join) is not Join or not _has_djangos_class(join.join_field):
         return False
     condition = getattr(join.filtered_relation, "resolved_condition", None)
-    return join.filtered_relation is None or (condition is not None and _Inspector(query).knows(condition))
+    return join.filtered_relation is None or (condition is not None and _Inspector(is_grouped=False).knows(condition))
 
 
 class _Inspector:
-    """Knows the conditions of one query. ``lookup``: of the guard, whose fields need not be Django's own."""
+    """Knows the conditions of one query; ``is_grouped``: they may have aggregates.
 
-    def __init__(self, query: Query, lookup: RowLookup | None = None) -> None:
+    ``lookup``: of the guard, whose fields need not be Django's own.
+    """
+
+    def __init__(self, is_grouped: bool, lookup: RowLookup | None = None) -> None:
         self._lookup = lookup
-        self._is_grouped = query.group_by is not None
+        self._is_grouped = is_grouped
 
     def knows(self, condition: Any) -> bool:
         """Return whether a condition certainly raises nothing, and is no more than one operand of its AND."""
@@ -250,12 +260,9 @@ def _is_plain_query(query: Any) -> bool:
     """Return whether a subquery certainly raises nothing."""
     return (
         type(query) is Query
-        and _is_bounded(query)
         and not (query.combinator or query.extra or query.extra_tables or query.explain_info or query.select_for_update)
         and all(isinstance(each, str) for each in query.order_by)
-        and all(_joins_plainly(join, query) for join in query.alias_map.values())
-        and _Inspector(query).knows(query.where)
-        and all(map(_is_harmless, query.annotations.values()))
+        and _is_known(query)
     )
 
 
@@ -266,7 +273,7 @@ def _is_harmless(expression: Any) -> bool:
     """
     kind = type(expression)
     if kind is WhereNode or isinstance(expression, builtin.Lookup):
-        return _Inspector(_GROUPED).knows(expression)
+        return _Inspector(is_grouped=True).knows(expression)  # an annotation with an aggregate groups the rows
     if isinstance(expression, Subquery):
         return kind in (Subquery, Exists) and _is_plain_query(expression.query)
     if is_own_sql(expression) or not kind.__module__.startswith("django.db.models."):
@@ -274,11 +281,6 @@ def _is_harmless(expression: Any) -> bool:
     if isinstance(expression, (Func, CombinedExpression)) and not _has_column(expression):
         return False
     return all(_is_harmless(each) for each in expression.get_source_expressions() if each is not None)
-
-
-#: An annotation with an aggregate groups the rows.
-_GROUPED = Query(None)
-_GROUPED.group_by = ()
 
 
 def _has_column(expression: Any) -> bool:
