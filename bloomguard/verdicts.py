@@ -60,7 +60,7 @@ MEANING = {
     "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
     "unreachable": "the store does not answer",
     "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "ambiguous": "several schemas or databases have the table, and the filter does not have the rows of this one",
+    "ambiguous": "the filter may have the rows of another schema or database, or the catalogue cannot be read",
     "shadow": "the filter does not contain it, but the guard is in shadow mode, so the request passes",
     "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
     "error": "the guard or bloomguard raised an error",
