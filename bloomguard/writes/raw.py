@@ -40,7 +40,7 @@ _USUAL = re.compile(
     re.IGNORECASE,
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
-_BORDERS = ("BEGIN", "SAVEPOINT ", "RELEASE SAVEPOINT ", "ROLLBACK TO SAVEPOINT ")
+_BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\s;]+")
 #: How many characters of texts are kept until their COMMIT: one text may have megabytes of values.
 _MOST_UNREAD = 1_000_000
 _log = LogOnce()
@@ -67,7 +67,7 @@ def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any], own: str) -> Any:
     """Execute ``sql`` that is not known; ``own``: the table of the ORM's statement, whose compiler adds its keys."""
     connection = context["connection"]
-    if type(sql) is str and sql.startswith(_BORDERS) and ";" not in sql and "ISOLATION" not in sql.upper():
+    if type(sql) is str and _BORDER.fullmatch(sql):
         return execute(sql, params, many, context)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)

@@ -253,6 +253,17 @@ def test_a_guard_without_a_filter_is_left_alone(each_database, fresh, clock, tra
     assert (clock.now, caplog.records) == (began, [])
 
 
+@pytest.mark.parametrize(
+    ("sql", "is_border"),
+    [("BEGIN", True), ("BEGIN IMMEDIATE", True), ('SAVEPOINT "s1_x2"', True), ("ROLLBACK TO SAVEPOINT `s1`", True),
+     ("BEGIN ISOLATION LEVEL SERIALIZABLE", False), ("SAVEPOINT a; COMMIT", False),
+     ("BEGIN INSERT INTO shop_product (id) VALUES (7) END", False)],
+)  # fmt: skip
+def test_what_django_sends_around_writes_is_not_read(sql, is_border):
+    """Some databases need no semicolon between a BEGIN and the next statement, so any other text is read."""
+    assert bool(raw._BORDER.fullmatch(sql)) is is_border
+
+
 def test_one_warning_a_call_site(built, caplog):
     """It names file and line, and nothing of what was written."""
     with caplog.at_level(logging.WARNING, logger="bloomguard"), connections[database.current].cursor() as cursor:
