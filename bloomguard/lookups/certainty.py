@@ -39,7 +39,7 @@ from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
 from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, takes_text
-from .query import conditions_of, is_expression, is_own_sql, order_of
+from .query import conditions_of, is_expression, is_own_sql
 
 if TYPE_CHECKING:
     from .query import RowLookup
@@ -304,7 +304,8 @@ def _orders_plainly(compiler: Any) -> bool:
 
 def _orders_by_own_columns(query: Query) -> bool:
     meta: Any = query.get_meta()
-    return all(isinstance(each, str) and _is_own_column(each.lstrip("-+"), meta) for each in order_of(query))
+    order = query.order_by or (meta.ordering if query.default_ordering else None) or ()
+    return all(isinstance(each, str) and _is_own_column(each.lstrip("-+"), meta) for each in order)
 
 
 def _is_own_column(name: str, meta: Any) -> bool:

@@ -117,14 +117,12 @@ class RowLookup:
             return False
         if concrete(query.model) is not concrete(self.guard.model):
             return False
-        compared = 0
         for condition in conditions_of(query.where):
             columns = [column for column, _ in _compared(condition)]
-            if columns and all(id(column.target) in self.places for column in columns):
-                compared += len(columns)
-            elif not self.has_in_alive(condition):
+            is_of_key = columns and all(id(column.target) in self.places for column in columns)
+            if not is_of_key and not self.has_in_alive(condition):
                 return False
-        return compared == self._width  # more: two values for one column
+        return True
 
 
 def is_plain(query: Query) -> bool:
@@ -161,11 +159,6 @@ def is_own_sql(part: Any) -> bool:
 def is_expression(value: Any) -> bool:
     """Return whether the database computes ``value``."""
     return hasattr(value, "as_sql") or hasattr(value, "resolve_expression")
-
-
-def order_of(query: Query) -> Sequence[Any]:
-    """Return what ``query`` is ordered by: its own order, or the model's."""
-    return query.order_by or (query.get_meta().ordering if query.default_ordering else None) or ()
 
 
 # Hot path: nearly all queries have one or two flat conditions, so no generators here.
