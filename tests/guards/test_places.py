@@ -28,6 +28,7 @@ from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED
 from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE, Verdict
+from bloomguard.writes import strays
 from tests.shop.models import Product
 from tests.support import database
 from tests.support.guarding import make_guard
@@ -451,6 +452,27 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
         assert decisions(7) == [AMBIGUOUS]
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "sql", "hides"),
+    [
+        ("postgresql", 'CREATE TEMP TABLE "order details" (id int)', True),
+        ("mysql", "CREATE OR REPLACE TEMPORARY TABLE `order details` LIKE other", True),
+        ("sqlite", "CREATE TABLE temp.[Order Details] (id int)", True),
+        ("postgresql", "CREATE LOCAL TEMPORARY VIEW city AS SELECT 1", True),
+        ("postgresql", "SELECT 1 AS id INTO TEMP TABLE city", True),
+        ("postgresql", "CREATE TABLE pg_temp_3.city (id int)", True),
+        ("postgresql", "CREATE TEMP TABLE %s (id int)", True),
+        ("mysql", "CREATE TEMPORARY TABLE a (b text DEFAULT 'it\\'s')", True),  # unclear
+        ("postgresql", "CREATE TEMP TABLE today AS SELECT * FROM city", False),
+        ("sqlite", "CREATE TEMP TABLE IF NOT EXISTS today (city text)", False),
+        ("postgresql", "SELECT temp FROM city", False),
+    ],
+)
+def test_the_name_of_a_temporary_table(vendor, sql, hides):
+    """Whatever stands before it or in it. What is read from a guarded table hides none."""
+    assert strays._hides_one(sql, vendor, {"city", "order details"}) is hides
 
 
 # -- MySQL and MariaDB, where a statement may lead a session to other rows of the same name
