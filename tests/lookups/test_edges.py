@@ -239,22 +239,24 @@ def rewritten(how, monkeypatch):
         yield
 
 
-@pytest.mark.parametrize(
-    "look",
-    [lambda: rows.filter(pk=7).first(), lambda: get_or_load("product", 7, lambda pk: None)],
-    ids=["lookup", "loader"],
-)
-@pytest.mark.parametrize("how", ["wrapper", "cursor", "patched compiler", "compiler", "where", "vendor"])
-def test_a_statement_that_others_have_changed_is_no_proof(lookups, monkeypatch, how, look):  # noqa: F811
+LOOKS = {
+    "lookup": lambda: rows.filter(pk=7).first(),
+    "loader": lambda: get_or_load("product", 7, lambda pk: None),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
+def test_a_statement_that_others_have_changed_is_no_proof(lookups, monkeypatch, look):  # noqa: F811
     """A condition that is added on the way to the database, as that of a tenant, hides a row from one request alone.
 
     Neither the view's own query is a proof, nor the one that confirms what a loader has not found.
     """
-    with rewritten(how, monkeypatch):
-        assert look() is None
+    for how in ("wrapper", "cursor", "patched compiler", "compiler", "where", "vendor"):
+        with rewritten(how, monkeypatch):
+            assert look() is None, how
 
-    assert rows.get(pk=7).name == "tea"
-    assert registry["product"].verdict(7) is Verdict.MAYBE
+        assert rows.filter(pk=7).exists(), how
+        assert registry["product"].verdict(7) is Verdict.MAYBE, how
 
 
 @pytest.mark.parametrize("how", ["patched compiler", "compiler"])
