@@ -252,14 +252,26 @@ PATHS = [
 ]
 
 
+#: The guards of those that write other tables than products and articles.
+OTHER_GUARDS = {
+    create_uuid: "order", update_one_of_two_fields: "place", composite: "place", decimal: "price", date: "diary",
+}  # fmt: skip
+
+
 @pytest.fixture
-def old_rows(each_database, build) -> None:
-    """A few rows of before, and all filters built."""
+def write() -> Callable[[], Expected] | None:
+    """Parametrised by those tests that write."""
+    return None
+
+
+@pytest.fixture
+def old_rows(each_database, build, write) -> None:
+    """A few rows of before, and the filters built of the tables that are written."""
     Product.objects.create(name="old")
     Article.objects.create(slug="old")
     Article.objects.create(slug="dead", deleted=True)
     Place.objects.create(country="de", slug="old")
-    for name in ("product", "order", "article", "place", "price", "diary"):
+    for name in filter(None, ("product", "article", OTHER_GUARDS.get(write))):
         build(name)
 
 
@@ -308,17 +320,21 @@ def test_autocommit_is_no_exception(write, old_rows, unseen_when_added):
     assert [registry[name].verdict(value) for name, value in expected] == [Verdict.MAYBE] * len(expected)
 
 
-@pytest.mark.parametrize("write", PATHS, ids=lambda path: path.__name__)
-def test_a_rolled_back_savepoint_leaves_at_most_a_false_positive(write, old_rows, unseen_when_added):
+def test_a_rolled_back_savepoint_leaves_at_most_a_false_positive(old_rows, build):
     """What was rolled back may be in the filter; the guard goes on, and the next write is added."""
-    with transaction.atomic(using=database.current):
-        with suppress(_Undone), transaction.atomic(using=database.current):
-            write()
-            raise _Undone
-        kept = Product.objects.create(pk=31_337)
+    for name in OTHER_GUARDS.values():
+        build(name)
+    for number, write in enumerate(PATHS):
+        if state.table.current("product").status == FENCED:  # by an UPDATE of the primary key, on MariaDB
+            build("product")
+        with transaction.atomic(using=database.current):
+            with suppress(_Undone), transaction.atomic(using=database.current):
+                write()
+                raise _Undone
+            kept = Product.objects.create(pk=31_337 + number)
 
-    assert registry["product"].verdict(kept.pk) is not Verdict.ABSENT
-    assert registry["article"].verdict("never-there") is Verdict.ABSENT
+        assert registry["product"].verdict(kept.pk) is not Verdict.ABSENT, write
+        assert registry["article"].verdict("never-there") is Verdict.ABSENT, write
 
 
 def test_an_integrity_error_stays_one(old_rows):
