@@ -11,12 +11,19 @@ from tests.shop.models import Article, Product
 
 @pytest.fixture
 def built(each_database, build):
-    """All the shop's filters."""
+    """The filters of products and articles."""
     Product.objects.create(pk=1, name="one")
     Article.objects.create(pk=1, slug="old")
-    for name in ("product", "article", "order", "place"):
+    for name in ("product", "article"):
         build(name)
     raw._log.forget()
+
+
+@pytest.fixture
+def all_built(built, build):
+    """Those of orders and places, too."""
+    for name in ("order", "place"):
+        build(name)
 
 
 @pytest.fixture
