@@ -253,9 +253,14 @@ TRANSACTIONS: list[Callable[[], Any]] = [
 
 
 def run(block: Callable[[], Any]) -> list[str]:
-    """Every write on every model in such a block: what it gave, or raised."""
+    """Every write in such a block: what it gave, or raised.
+
+    Of every model under autocommit and in a plain transaction; in the other blocks every second model, in turn.
+    """
     outcomes = []
     for number, (model, (new, change)) in enumerate(MODELS.items()):
+        if block not in (autocommit, atomic) and (number + TRANSACTIONS.index(block)) % 2:
+            continue
         for place, write in enumerate(WRITES):
             n = 1 + 1_000 * number + place + 300
             try:

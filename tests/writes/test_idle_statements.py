@@ -36,7 +36,7 @@ def guarded(each_database, fresh, clock):
 
 @pytest.mark.parametrize("block", TRANSACTIONS, ids=lambda block: block.__name__)
 def test_idle_guards_add_and_change_no_statement(guarded, block):
-    """Some 250 writes send the same bytes in the same order, BEGIN, COMMIT and savepoints included."""
+    """Hundreds of writes send the same bytes in the same order, BEGIN, COMMIT and savepoints included."""
     found = []
     for without in (True, False):
         orm_writes.empty()
@@ -48,7 +48,7 @@ def test_idle_guards_add_and_change_no_statement(guarded, block):
     (plain, expected), (outcomes, statements) = found
     assert outcomes == plain
     assert statements == expected
-    assert len(statements) > 500
+    assert len(statements) > 250
     assert all(
         not registry[guard.name]._runtime.active_filter.table.current(guard.name).generations for guard in registry
     )
