@@ -60,6 +60,9 @@ LONGEST = (
     "tests/newcomer/",
     "tests/soak/",
     "tests/site/test_hostile.py",
+    "tests/writes/test_idle_statements.py",
+    "tests/writes/test_twins.py",
+    "tests/writes/test_unknown_guards.py",
 )
 
 
