@@ -18,7 +18,7 @@ from typing import Any
 
 from django.db import DataError, connections, models, router
 from django.db.backends.base.base import BaseDatabaseWrapper
-from django.db.models import F, Max, Min
+from django.db.models import ExpressionWrapper, F, Max, Min
 
 from ..exceptions import ConfigurationError, RebuildError
 from ..filters.layout import KeysSummary
@@ -159,21 +159,34 @@ class Source:
 
         ``after``: only for rows with a greater primary key.
         """
-        rows, names, end = self.rows().order_by(), self.guard._meta.attnames, after
+        names, end = self.guard._meta.attnames, after
         if not self._has_pages():
-            rows = rows if after is None else rows.filter(pk__gt=after)
-            yield from fresh_rows(rows.values_list(*names), size, self.proof)
+            yield from fresh_rows(self.rows().values_list(*names), size, self.proof)
             return
-        pages = rows.filter(pk__isnull=False).order_by("pk").values_list(*names, "pk")
-        while page := list(fresh_rows((pages if end is None else pages.filter(pk__gt=end))[:size], 0, self.proof)):
+        rows, plain = self._by_pk()
+        pages = rows.order_by("bloomguard_pk").values_list(*names, "bloomguard_pk")
+        while page := list(
+            fresh_rows((pages if end is None else pages.filter(bloomguard_pk__gt=end))[:size], 0, self.proof)
+        ):
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
-            if self.connection.vendor == "sqlite" and type(end) is not int:  # it takes texts too, and orders them last
-                yield from fresh_rows(rows.values_list(*names), size, self.proof)
+            if self.connection.vendor == "sqlite" and type(end) is not plain:  # it takes others, in an order of its own
+                yield from fresh_rows(self.rows().values_list(*names), size, self.proof)
                 return
             if self._has_several(end):
-                yield from fresh_rows(self.rows().filter(pk=end).values_list(*names), 0, self.proof)
+                yield from fresh_rows(rows.filter(bloomguard_pk=end).values_list(*names), 0, self.proof)
         yield from self._unnumbered()
+
+    def _by_pk(self) -> tuple[models.QuerySet[Any], type]:
+        """Return the rows with a primary key, as ``bloomguard_pk``, and its class on SQLite.
+
+        There it is as stored: UUIDs are compared as texts, which may be written in another way than Django's.
+        """
+        pk: Any = F("pk")
+        plain = int if kind_of(self.guard.model._meta.pk) == "integer" else str
+        if self.connection.vendor == "sqlite" and plain is str:
+            pk = ExpressionWrapper(pk, models.TextField())
+        return self.rows().filter(pk__isnull=False).annotate(bloomguard_pk=pk), plain
 
     def _has_pages(self) -> bool:
         """Return whether rows are read in pages, in the order of the primary key, instead of by one statement.
@@ -182,9 +195,9 @@ class Source:
         lost, and left in the session of another client, if a pooler sends each statement to another session. On SQLite
         no process can commit before the statement has ended, unless the database has a write-ahead log.
         """
-        pk, vendor = self.guard.model._meta.pk, self.connection.vendor
+        pk = self.guard.model._meta.pk
         kind = None if own_conversions(pk) else kind_of(pk)
-        return kind == "integer" if vendor == "sqlite" else kind is not None and vendor in ("mysql", "postgresql")
+        return kind in ("integer", "text", "uuid") if self.connection.vendor == "sqlite" else kind is not None
 
     def _unnumbered(self) -> Generator[tuple[Any, ...]]:
         """Yield the values of rows without a primary key, which no page has: a table may be older than its model."""
@@ -196,7 +209,7 @@ class Source:
 
         Then a page may end between them.
         """
-        return len(list(fresh_rows(self.rows().filter(pk=pk).values_list("pk")[:2], 0, self.proof))) > 1
+        return len(list(fresh_rows(self._by_pk()[0].filter(bloomguard_pk=pk).values_list("pk")[:2], 0, self.proof))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.

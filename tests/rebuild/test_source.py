@@ -289,20 +289,44 @@ def test_a_table_whose_primary_key_has_other_values_is_read_by_one_statement(
             cursor.execute("DROP TABLE tag")
 
 
+class Leaf(models.Model):
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+    name = models.CharField(max_length=50)
+
+    class Meta:
+        app_label = "shop_own"
+        db_table = "leaf"
+
+
+class LeafGuard(Guard):
+    lookup = "name"
+
+
+@pytest.mark.parametrize("model", [Tag, Leaf])
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
-def test_between_two_pages_others_can_write_to_sqlite(each_database, monkeypatch, tmp_path):
-    """Without a write-ahead log no COMMIT succeeds while a statement reads, so a scan is not one long statement."""
-    monkeypatch.setattr(sources, "PAGE_ROWS", 5)
+def test_between_two_pages_others_can_write_to_sqlite(model, each_database, monkeypatch, tmp_path):
+    """Without a write-ahead log no COMMIT succeeds while a statement reads, so a scan is not one long statement.
+
+    UUIDs are in the order of what is stored: half of them in capitals, which no query finds.
+    """
+    monkeypatch.setattr(sources, "PAGE_ROWS", 50)
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", 10)
     path = str(tmp_path / "site.sqlite3")
+    guard, name = (TagGuard(Tag), "text") if model is Tag else (LeafGuard(Leaf), "name")
     with database.second_alias("default", NAME=path, OPTIONS={}) as alias:
         with connections[alias].schema_editor() as editor:
-            editor.create_model(Place)
-        rows = [Place(country="de", slug=str(number)) for number in range(5_000)]
-        Place.objects.using(alias).bulk_create(rows)
-        with closing(Source(PlaceGuard(Place), alias).pages()) as pages, closing(sqlite3.connect(path, 0.1)) as other:
-            next(pages)
-            other.execute("INSERT INTO shop_place (country, slug) VALUES ('fr', 'a')")
+            editor.create_model(model)
+        model.objects.using(alias).bulk_create(model(**{name: f"a{number}"}) for number in range(500))
+        if model is Leaf:
+            with connections[alias].cursor() as cursor:
+                cursor.execute("UPDATE leaf SET id = upper(id) WHERE rowid % 2")
+        with closing(Source(guard, alias).pages()) as pages, closing(sqlite3.connect(path, 0.1)) as other:
+            found = list(next(pages).keys)
+            other.execute("CREATE TABLE another (id INTEGER)")
             other.commit()
+            found += [key for page in pages for key in page.keys]
+
+    assert sorted(found) == sorted(f"a{number}".encode() for number in range(500))
 
 
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
