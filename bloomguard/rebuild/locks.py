@@ -107,7 +107,7 @@ def wait_for_writers(
         with connection.cursor() as cursor:
             cursor.execute("BEGIN IMMEDIATE")
             cursor.execute("COMMIT")
-    elif connection.vendor == "mysql":
+    else:
         if has_begun(connection):
             raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
         for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock

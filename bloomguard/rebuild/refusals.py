@@ -71,8 +71,9 @@ _TRIED: dict[str, Sequence[Any]] = {
     "decimal": tuple(map(Decimal, ("0", "1", "-1", "0.5", "0.01", "7", "70"))),
     "date": tuple(datetime.date(*day) for day in ((1, 1, 1), (2024, 1, 1), (2024, 2, 29), (9999, 12, 31))),
 }  # fmt: skip
-#: Generated columns, and those that each UPDATE of a row sets.
+#: Generated columns, and those that each UPDATE of a row sets; for each database of which guards are built.
 _COMPUTED = {
+    "sqlite": "SELECT name FROM pragma_table_xinfo(%s) WHERE hidden IN (2, 3)",
     "postgresql": "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attgenerated <> ''",
     "mysql": "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = %s "
     "AND (extra LIKE '%%GENERATED%%' OR extra LIKE '%%on update%%')",
@@ -137,6 +138,10 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
 
 def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
+    if connection.vendor not in _COMPUTED:
+        reason = f"of {connection.display_name} no way is known to wait for open transactions: rows would be missed"
+        yield Refusal("bloomguard.W136", reason, "Guard tables of PostgreSQL, SQLite, MariaDB or MySQL.")
+        return
     for table in sorted(guard._meta.tables):
         of_table = _of_postgresql if connection.vendor == "postgresql" else _of_table
         for refusal in of_table(connection, table):
@@ -277,13 +282,8 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
 
 def _computed(guard: Guard, connection: BaseDatabaseWrapper, table: str) -> frozenset[str]:
     """Return the tracked columns that an UPDATE of others may change, though their fields do not say so."""
-    name = connection.ops.quote_name(table)
-    if connection.vendor == "sqlite":
-        found = _fetch(connection, f"SELECT name FROM pragma_table_xinfo({name}) WHERE hidden IN (2, 3)", [])  # noqa: S608
-    elif connection.vendor in _COMPUTED:
-        found = _fetch(connection, _COMPUTED[connection.vendor], [table if connection.vendor == "mysql" else name])
-    else:
-        return frozenset()
+    name = connection.ops.quote_name(table) if connection.vendor == "postgresql" else table
+    found = _fetch(connection, _COMPUTED[connection.vendor], [name])
     parents = (guard.model, *guard.model._meta.all_parents)
     declared = {folded(field) for model in parents for field in model._meta.local_concrete_fields if field.generated}
     return (tracked_columns(guard, table) - declared) & {column.lower() for (column,) in found}
@@ -297,10 +297,6 @@ def _difference(connection: BaseDatabaseWrapper, guard: Guard, field: models.Fie
         found, cast = ask(connection, field, kind)
         if not found or kind != "text" or not guard._meta.normalizes:
             return found
-    elif connection.vendor != "sqlite":
-        # Neither the catalogue nor a comparison is implemented here.
-        text = kind == "text" and not guard._meta.normalizes
-        return f"is text in {connection.vendor}, which may treat different texts as equal" if text else ""
     return _by_comparing(connection, guard, field, kind, cast)
 
 

@@ -95,3 +95,11 @@ def test_what_adds_comments_is_accepted(fresh, clock, monkeypatch, place):
         connections[database.current].execute_wrappers[:] = [watch]
 
     assert [registry["product"].verdict(pk) for pk in (7, 8)] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+def test_a_database_whose_writers_cannot_be_waited_for_is_refused(fresh, monkeypatch):
+    """Rows of a transaction that was open before the announcement are in no scan, and nobody would add them."""
+    monkeypatch.setattr(connections[database.current], "vendor", "oracle")
+
+    with pytest.raises(RebuildError, match="no way is known to wait for open transactions"):
+        Rebuild(registry["product"]).run()
