@@ -89,7 +89,7 @@ class UrlsCommand(_Command):
     """A command on the patterns of a URLconf; subclasses implement :meth:`run`."""
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--urlconf", help="the URLconf (default: ROOT_URLCONF)")
+        parser.add_argument("--urlconf", type=_module, help="the URLconf (default: ROOT_URLCONF)")
         super().add_arguments(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
@@ -134,6 +134,12 @@ class ProgressBar:
             self._bar = self._stack.enter_context(bar)
         self._bar.total = total
         self._bar.update(done - self._bar.n)
+
+
+def _module(text: str) -> str:
+    if not all(map(str.isidentifier, text.split("."))):
+        raise ArgumentTypeError(f"{text!r} is not the name of a module")
+    return text
 
 
 def seconds(text: str) -> float:

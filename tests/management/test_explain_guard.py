@@ -276,6 +276,8 @@ def test_it_reads_well(shop, capsys):
     [
         (["products/8/"], r"'products/8/' is not a path: it must begin with a slash"),
         (["https://[::1/products/8/"], r"'https://\[::1/products/8/' is not a URL: Invalid IPv6 URL"),
+        (["/products/8/", "--urlconf", ""], "'' is not the name of a module"),
+        (["/products/8/", "--urlconf", ".urls"], r"'\.urls' is not the name of a module"),
         (["/products/8/", "--urlconf", "no.such"], r"there is no URLconf 'no\.such'"),
         (["/products/8/", "--urlconf", "tests.shop.models"], r"there is no URLconf 'tests\.shop\.models'"),
     ],
