@@ -141,13 +141,13 @@ def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], Non
     before later statements, but delays all of these, and waits for readers too: it is tried for one second each time.
     """
     connection, waited = connections[using], 0.0
-    variables = ("autocommit", "innodb_lock_wait_timeout", "lock_wait_timeout")
+    variables = ("autocommit", "innodb_table_locks", "innodb_lock_wait_timeout", "lock_wait_timeout")
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT {', '.join(f'@@SESSION.{name}' for name in variables)}")
         usual = cursor.fetchone()
         try:
             # Without autocommit InnoDB locks the table too: a prepared transaction has no other lock.
-            cursor.execute("SET autocommit = 0, innodb_lock_wait_timeout = 1")
+            cursor.execute("SET autocommit = 0, innodb_table_locks = 1, innodb_lock_wait_timeout = 1")
             while not any(_is_locked(cursor, connection.ops.quote_name(table), *each) for each in _TRIES):
                 if waited >= MAX_WAIT_SECONDS:
                     raise _never_ended([table])
