@@ -36,7 +36,7 @@ SHORTEST_GROWTH = timedelta(hours=1)
 _GROWTH_BASE = timedelta(days=1)
 
 
-#: What the rebuild of one guard may raise; those of other guards go on.
+#: Errors that say enough without a traceback.
 EXPECTED = (BloomGuardError, FilterError, Error)
 
 
@@ -79,11 +79,12 @@ class Report(_Figures):
 
 
 def failure(guard: Guard, error: Exception) -> RebuildError:
-    """Return one of the :data:`EXPECTED` errors as one that names ``guard``."""
+    """Return the error as one that names ``guard``."""
     if isinstance(error, RebuildError):
         return error
+    what = str(error).removeprefix(f"{guard.name}: ") if isinstance(error, EXPECTED) else repr(error)
     why = _missing_table(guard) if isinstance(error, Error) else ""
-    failed = RebuildError(f"{guard.name}: {why or str(error).removeprefix(f'{guard.name}: ')}")
+    failed = RebuildError(f"{guard.name}: {why or what}")
     failed.__cause__ = error
     return failed
 
@@ -210,8 +211,6 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     if unread := sources.split(generation)[1]:
         reasons.append(f"it was built without {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
     keys, rows = generation.approximate_size(), summary.count
-    if stale_share(keys, rows) > STALE:
-        rows = sources.count()  # the number in the summary may be an estimate
     if stale_share(keys, rows) > STALE:
         reasons.append(f"{stale_share(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.

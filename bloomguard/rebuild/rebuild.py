@@ -31,7 +31,7 @@ from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
 from .pages import fill
-from .plan import EXPECTED, Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
+from .plan import Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
 from .proof import Proof
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
@@ -347,7 +347,7 @@ class Rebuild:
 def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.sleep) -> list[Report | RebuildError]:
     """Run several rebuilds with one wait for all; return a report or an error for each, in their order.
 
-    If one fails, the others go on. On any other exception, Ctrl-C included, unfinished generations are removed first.
+    If one fails, even by the project's own code, the others go on. On Ctrl-C unfinished generations are removed first.
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
     waited = 0.0
@@ -366,7 +366,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
                 continue
             try:
                 done = step(one)
-            except EXPECTED as error:
+            except Exception as error:
                 one.withdraw()
                 outcomes[one] = failure(one.guard, error)
             else:

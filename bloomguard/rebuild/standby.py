@@ -29,7 +29,7 @@ from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from ..stores import Store
 from .locks import is_alive
-from .plan import EXPECTED, failure, open_active
+from .plan import failure, open_active
 from .sources import Sources
 
 logger = logging.getLogger("bloomguard")
@@ -112,7 +112,7 @@ def _has_former_names(guard: Guard, state: State) -> bool:
     try:
         standby = open_active(guard, state, name=state.standby)
         held = [standby.might_contain_many(source.marks()) for source in Sources(guard)]
-    except EXPECTED as error:
+    except Exception as error:
         logger.warning("bloomguard keeps no generation of %s for a roll-back: %s", guard.name, error)
         return True
     return any(all(marks[MARKS:]) and not all(marks) for marks in held)
@@ -175,7 +175,7 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
     for guard in guards:
         try:
             outcomes.append(roll_back(guard))
-        except EXPECTED as error:
+        except Exception as error:
             outcomes.append(failure(guard, error))
     rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
     _after_all_know([partial(retire, guard, state) for guard, state in rolled_back], sleep)

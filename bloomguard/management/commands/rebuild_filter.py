@@ -15,7 +15,7 @@ from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
-from ...rebuild.plan import EXPECTED, Need, Report, assess, failure
+from ...rebuild.plan import Need, Report, assess, failure
 from ...state.table import table
 from .. import GuardsCommand, counted, named, seconds, size_in_words
 
@@ -90,7 +90,7 @@ class Command(GuardsCommand):
         for guard in guards:
             try:
                 plan = self._rebuild(guard, options).plan()
-            except EXPECTED as error:
+            except Exception as error:
                 figures.append(failure(guard, error))
                 continue
             figures.append(named(plan))
@@ -116,7 +116,7 @@ class Command(GuardsCommand):
         for guard in guards:
             try:
                 found[guard] = assess(guard, options["max_age"])
-            except EXPECTED as error:
+            except Exception as error:
                 found[guard] = failure(guard, error)
         needs = {guard: need for guard, need in found.items() if isinstance(need, Need)}
         for need in needs.values():

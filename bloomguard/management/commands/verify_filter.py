@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
-from ...rebuild.plan import EXPECTED, failure
+from ...rebuild.plan import failure
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
 from .. import GuardsCommand, named
 
@@ -41,7 +41,7 @@ class Command(GuardsCommand):
                     progress = self.progress(guard, bars)
                     verification = Verification(guard, sample=options["sample"], progress=progress)
                     found[guard] = verification.run()
-            except EXPECTED as error:
+            except Exception as error:
                 problems.append(failure(guard, error))
             else:
                 self.write(_summary(found[guard], "rows" if verification.sample is None else "rows of the sample"))
