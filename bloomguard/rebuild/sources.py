@@ -21,7 +21,6 @@ from ..guards.scopes import DATABASE, SCHEMA, first_alias_of, no_schema
 from ..state.connection import DatabaseConnection
 from ..stores import Generation
 from .pages import KeyPage
-from .scans import Scan
 from .source import Source
 
 #: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
@@ -40,6 +39,7 @@ class ScopedSource(Source):
         self._is_database = guard.scope == DATABASE
         super().__init__(guard, scope if self._is_database else None)
         self.scope: str = first_alias_of(scope) if self._is_database else scope
+        self._marked: list[bytes] = []  # as the table was when it was first asked for
 
     def value(self, values: Sequence[Any]) -> Any:
         return Scoped(self.scope, super().value(values))
@@ -51,15 +51,12 @@ class ScopedSource(Source):
     def pages(self) -> Iterator[KeyPage]:
         for page in super().pages():
             yield KeyPage(page.rows, partial(_keys_of, page, head_of(self.scope)))
-
-    def _fetch(self, scan: Scan, sql: str, parameters: Any) -> tuple[Any, int, Any]:
-        self._check_schema()  # it is not sent by the cursor that sets the search_path
-        return super()._fetch(scan, sql, parameters)
+        schemas.forget()
+        if self.marks() != self._marked:
+            raise RebuildError(f"{self.guard.name}: its table in {self.scope!r} was replaced meanwhile; run it again")
 
     def _check_schema(self) -> None:
         """Raise :class:`RebuildError` if the table's name does not mean the one in the schema."""
-        if self._is_database:
-            return
         try:
             meant = self.guard._meta.scopes.of_write(self.using)
         except NoScope:
@@ -71,6 +68,7 @@ class ScopedSource(Source):
         marks = self.guard._meta.scopes.marks(self.scope)
         if not marks:
             raise RebuildError(f"{self.guard.name}: {self.scope!r} has no table for it, or several")
+        self._marked = self._marked or marks
         return marks
 
     @contextmanager

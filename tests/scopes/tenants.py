@@ -179,6 +179,27 @@ def test_a_table_that_is_made_anew_passes(wares, clock):
         past_django("DROP TABLE two.wares_ware", "ALTER TABLE two.former RENAME TO wares_ware")
 
 
+def test_a_table_that_is_made_anew_during_a_build_is_not_read_for_the_former_one(wares, clock):
+    """When that one gets its name back, it would be denied the rows that the other one had not."""
+    swap = ["ALTER TABLE two.wares_ware RENAME TO former", "CREATE TABLE two.wares_ware (LIKE one.wares_ware)"]
+    back = ["DROP TABLE two.wares_ware", "ALTER TABLE two.former RENAME TO wares_ware"]
+
+    def sleep(seconds):
+        past_django(*swap)
+        swap.clear()
+        clock.sleep(seconds)
+
+    try:
+        with pytest.raises(RebuildError, match="its table in 'two' was replaced meanwhile"):
+            Rebuild(registry["ware"], sleep=sleep, probes=1_000).run()
+    finally:
+        past_django(*back)
+    clock.sleep(places.SECONDS)
+    table.table.current("ware")
+
+    assert decisions("two", 2) == ["maybe"]
+
+
 def test_a_filter_that_is_replaced_meanwhile_answers_nothing(wares, monkeypatch):
     """The one that gave the answer may have been built before the tenant was made, the one that is there now after."""
     real = ActiveFilter.ask
