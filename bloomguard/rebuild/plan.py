@@ -75,7 +75,7 @@ class Report(_Figures):
     rows_verified: int
     error_rate_measured: float
     seconds: float
-    waited_seconds: float
+    waited_seconds: float = 0.0
 
 
 def failure(guard: Guard, error: Exception) -> RebuildError:

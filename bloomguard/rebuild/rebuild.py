@@ -204,8 +204,8 @@ class Rebuild:
             source.proof = Proof.of(source.using, self.table, self._mine.database if self._mine else "")
             wait_for_writers(source.using, self.guard._meta.tables, sleep, source.proof)
 
-    def complete(self, waited: float) -> Report:
-        """Scan, verify and publish; ``waited`` is the time spent waiting before, in seconds."""
+    def complete(self) -> Report:
+        """Scan, verify and publish."""
         assert self._generation is not None
         assert self._mine is not None
         began = self._clock()
@@ -223,7 +223,6 @@ class Rebuild:
             rows_verified=verified,
             error_rate_measured=measured,
             seconds=self._seconds + self._clock() - began,
-            waited_seconds=waited,
         )
 
     def withdraw(self) -> None:
@@ -388,7 +387,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         if len(outcomes) < len(rebuilds):
             wait(lambda: sleep(EXPIRY_SECONDS))
         wait(lambda: each(lambda one: one.wait_for_writers()))
-        each(lambda one: one.complete(waited))
+        each(lambda one: one.complete())
         retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
         if any(state.standby for _, state in retiring):
             wait(lambda: sleep(EXPIRY_SECONDS))

@@ -286,7 +286,7 @@ def test_a_database_that_fails_stops_no_other_guard(monkeypatch):
 def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch):
     """A container that is stopped leaves no generation behind, to which all writers would add."""
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(Rebuild, "complete", lambda self, waited: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(Rebuild, "complete", lambda self: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(CommandError, match="interrupted") as raised:
         run("product")
 
@@ -299,7 +299,7 @@ def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch):
 def test_ctrl_c_ends_with_130():
     """Interrupted, the command says which guards it has rebuilt before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rebuild, "complete", lambda self, waited: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(Rebuild, "complete", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(CommandError, match=r"interrupted \(rebuilt before: none\)") as raised:
             run("product")
 

@@ -233,7 +233,7 @@ def test_an_open_transaction_is_waited_for(shop, move, clock, origin, target):
     copying.announce()
     copying._sleep = lambda seconds: (go_on.set(), writer.join(60))
     copying.wait_for_writers()
-    copying.complete(0)
+    copying.complete()
 
     clock.sleep(2)
     assert go_on.is_set()
@@ -252,7 +252,7 @@ def test_processes_that_do_not_know_the_new_store_stop_the_copy(shop, move, cloc
     move("shared")
 
     with pytest.raises(RebuildError, match="not published"):
-        copying.complete(0)
+        copying.complete()
 
     copying.withdraw()
     clock.sleep(2)
@@ -304,7 +304,7 @@ def test_bits_that_the_copy_did_not_keep_stop_it(shop, move, clock, monkeypatch)
     monkeypatch.setattr(type(copying._generation), "merge", lambda self, shard, body: 1)
 
     with pytest.raises(RebuildError, match="did not keep what was written"):
-        copying.complete(0)
+        copying.complete()
 
 
 def fenced():

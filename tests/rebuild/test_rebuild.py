@@ -455,7 +455,7 @@ def test_more_rows_than_room_are_not_published(kind, built, clock, monkeypatch):
     connections["default"].commit()
 
     with pytest.raises(Exception, match=r"1,600 rows where 100 were expected|no room for 512 of 1,600 keys") as raised:
-        rebuilder.complete(0)
+        rebuilder.complete()
     rebuilder.withdraw()
 
     assert raised.type.__module__.startswith("bloomguard.")
