@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import DatabaseError, OperationalError, models
+from django.db import Error, OperationalError, models
 from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
@@ -165,17 +165,15 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     is_known = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
         keys = _locked(compiler) if is_known and selects_the_same_again(compiler.query.where) else None
-        changed: int = run(_execute_returning, compiler, sql, parameters, [], None)
+        changed: int = run(_execute, compiler, sql, parameters)
         if keys is not None and changed != len(keys):
             keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
-        if keys is not None and may_be_rewritten(compiler, "update") and not _are_all_there(compiler, keys):
-            keys = None  # a trigger has changed primary keys
         add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
         return changed
     returned = _fields_to_return(tables, before)
     table = compiler.query.model._meta.db_table
     if not (returned and is_known and may_return(connection, table, returned, "update")):
-        changed = run(_execute_returning, compiler, sql, parameters, [], None)
+        changed = run(_execute, compiler, sql, parameters)
         add_all(tables, using, lambda tracked: None)
         return changed
     whole: dict[TrackedTable, list[Any]] = {tracked: [] for tracked in before if before[tracked].rows}
@@ -184,20 +182,15 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     def add_some(rows: Values) -> None:
         for tracked in whole:  # the rows that are gone are known after the last page
             whole[tracked] += rows
-        try:
-            add_all(by_page, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-        except DatabaseError:  # no further page is read
-            if may_go_on(connection):
-                fence_all(tables, using, "changed rows could not be read back")
-            raise
+        add_all(by_page, using, lambda tracked: _updated(tracked, using, returned, rows, before))
 
     try:
-        changed = run(_execute_returning, compiler, sql, parameters, returned, add_some)
+        changed = run(_execute_returning, compiler, tables, sql, parameters, returned, add_some)
     except OperationalError as error:
         if "RETURNING is not available" not in str(error):
             raise
         # A virtual table of SQLite, which has refused the statement as a whole: it is sent unchanged.
-        changed = run(_execute_returning, compiler, sql, parameters, [], None)
+        changed = run(_execute, compiler, sql, parameters)
         add_all(tables, using, lambda tracked: None)
         return changed
     if changed > discards.MOST_ROWS:
@@ -207,8 +200,21 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     return changed
 
 
+def _execute(compiler: Any, sql: str, parameters: Any) -> int:
+    """Execute the UPDATE and return its number of rows."""
+    with compiler.connection.cursor() as cursor:
+        running.due = compiler.query.model._meta.db_table, [sql]
+        cursor.execute(sql, parameters)
+        return cursor.rowcount  # type: ignore[no-any-return]
+
+
 def _execute_returning(
-    compiler: Any, sql: str, parameters: Any, returned: Sequence[Any], give: Callable[[Values], None] | None
+    compiler: Any,
+    tables: Sequence[TrackedTable],
+    sql: str,
+    parameters: Any,
+    returned: Sequence[Any],
+    give: Callable[[Values], None],
 ) -> int:
     """Execute the UPDATE and return its number of rows.
 
@@ -216,22 +222,25 @@ def _execute_returning(
     """
     connection, table = compiler.connection, compiler.query.model._meta.db_table
     quote = connection.ops.quote_name
+    names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
     with connection.cursor() as cursor:
-        if give is None:
-            running.due = table, [sql]
-            cursor.execute(sql, parameters)
-            return cursor.rowcount  # type: ignore[no-any-return]
-        names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
         running.due = table, [sql := f"{sql} RETURNING {names}"]
         cursor.execute(sql, parameters)
-        converters = compiler.get_converters([field.get_col(table) for field in returned])
-        changed = 0
-        while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
-            rows = cursor.fetchmany(_ROWS_AT_ONCE)
-            if not rows:
-                return changed
-            changed += len(rows)
-            give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+        try:
+            converters = compiler.get_converters([field.get_col(table) for field in returned])
+            changed = 0
+            while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
+                rows = cursor.fetchmany(_ROWS_AT_ONCE)
+                if not rows:
+                    return changed
+                changed += len(rows)
+                give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+        except Error:
+            # No further row is read. The driver alone may refuse one, such as a date after the year 9999: then the
+            # transaction can still be committed.
+            if may_go_on(connection):
+                fence_all(tables, compiler.using, "changed rows could not be read back")
+            raise
         changed = int(cursor.rowcount)
     if connection.vendor == "sqlite":  # it has no count until the cursor is closed
         with connection.wrap_database_errors:
@@ -272,6 +281,8 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
         return None
     if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
         return None
+    if may_be_rewritten(compiler, "update") and not _are_all_there(compiler, keys):
+        return None  # a trigger has changed primary keys
     return discards.finish(before, tracked, compiler.using, WrittenRows(keys, tracked.link or "pk", stored=True))
 
 

@@ -22,6 +22,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.orm_writes import without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -414,3 +415,21 @@ def test_a_cuckoo_filter_costs_no_query_of_living_rows(built, clock):
         assert [each["sql"] for each in sent if each["sql"].startswith("SELECT")] == []
         assert guard.filter_existing(["two", "new"]) == ["two", "new"]
         assert status("counted") == ARMED
+
+
+def test_changed_rows_that_cannot_be_counted_again_fence(built, monkeypatch):
+    """The UPDATE is done when a trigger makes it count the rows, and an error of that does not undo it."""
+
+    def fail(*args):
+        raise OperationalError("the query was interrupted")
+
+    monkeypatch.setattr(updates, "_are_all_there", fail)
+    execute("CREATE TRIGGER raw_shouts BEFORE UPDATE ON shop_article FOR EACH ROW SET NEW.slug = LOWER(NEW.slug)")
+    try:
+        with without_autocommit(), suppress(DatabaseError):
+            Article.objects.update(slug="new")
+    finally:
+        execute("DROP TRIGGER raw_shouts")
+
+    assert Article.objects.filter(slug="new").exists()
+    assert registry["article"].verdict("new") is not Verdict.ABSENT

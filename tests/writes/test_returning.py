@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import date
 from uuid import UUID
 
 import django
 import pytest
-from django.db import IntegrityError, connections, models, transaction
-from django.db.models import Value
+from django.db import DataError, IntegrityError, connections, models, transaction
+from django.db.models import Case, Value, When
+from django.db.models.expressions import RawSQL
 from django.db.models.functions import Upper
 from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
 from django.test.utils import isolate_apps
@@ -18,9 +20,10 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences
-from tests.shop.models import Article, Order
+from tests.shop.models import Article, Diary, Order
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.orm_writes import without_autocommit
 
 from .raw.sending import execute, on_postgresql, on_sqlite, status
 
@@ -299,3 +302,18 @@ def test_an_update_of_another_packages_compiler_is_sent_as_it_is(each_database, 
         assert Article.objects.get().slug == "new"
         assert guard.verdict("new") is not Verdict.ABSENT
         assert status("mine") == FENCED
+
+
+@on_postgresql
+def test_a_returned_row_that_the_driver_refuses_fences(each_database, build, clock):
+    """The UPDATE has changed the other rows too, and the project may commit them."""
+    first, _ = (Diary.objects.create(day=date(2024, 1, day)) for day in (1, 2))
+    build("diary")
+    assert registry["diary"].verdict("2024-03-01") is Verdict.ABSENT
+
+    days = [RawSQL(f"'{day}'::date", ()) for day in ("2024-03-01", "infinity")]
+    with without_autocommit(), suppress(DataError):
+        Diary.objects.update(day=Case(When(pk=first.pk, then=days[0]), default=days[1]))
+
+    assert Diary.objects.extra(where=["day = '2024-03-01'"]).exists()
+    assert registry["diary"].verdict("2024-03-01") is Verdict.UNKNOWN
