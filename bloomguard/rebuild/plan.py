@@ -16,7 +16,7 @@ from ..filters import FilterError
 from ..filters.layout import Choice, KeysSummary, Layout, choose
 from ..guards import Guard
 from ..models import GuardState
-from ..state.row import ARMED, BY_HAND, FENCED, State, locate_store
+from ..state.row import ARMED, State, held_by_hand, locate_store
 from ..stores import Generation, Store
 from .sources import Sources
 
@@ -225,11 +225,6 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         stale_share=round(stale_share(keys, rows), 4),
         age_seconds=age,
     )
-
-
-def held_by_hand(row: GuardState | None) -> str:
-    """Return who has fenced a guard by hand, maybe during its first build; empty if nobody has."""
-    return row.reason if row is not None and row.status == FENCED and row.reason.startswith(BY_HAND) else ""
 
 
 def open_active(guard: Guard, state: State, *, name: str = "", store: Store | None = None) -> Generation:

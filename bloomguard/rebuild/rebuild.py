@@ -25,13 +25,13 @@ from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.row import ARMED, FENCED, State
+from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
 from .pages import fill
-from .plan import Plan, Report, failure, growth_baseline, held_by_hand, plan_layout
+from .plan import Plan, Report, failure, growth_baseline, plan_layout
 from .proof import Proof
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck

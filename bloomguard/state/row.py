@@ -23,6 +23,11 @@ BY_HAND = "fenced by "
 _READ_ALONG = {"read_along": True}
 
 
+def held_by_hand(row: GuardState | None) -> str:
+    """Return who has fenced a guard by hand, maybe during its first build; empty if nobody has."""
+    return row.reason if row is not None and row.status == FENCED and row.reason.startswith(BY_HAND) else ""
+
+
 def new_token() -> str:
     """Return a new :attr:`State.token`."""
     return secrets.token_hex(16)

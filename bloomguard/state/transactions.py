@@ -143,6 +143,14 @@ def locks_table(connection: Any, table: str) -> bool:
         return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table),)))
 
 
+def lock_file(connection: Any, table: str) -> None:
+    """Take SQLite's write lock before the first read: a transaction that has read may fail if it has to wait for it."""
+    with connection.cursor():  # as for Django's statement: a closed connection has an error of its own
+        connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        fetch_uncounted(connection, f"DELETE FROM {connection.ops.quote_name(table)} WHERE 0")  # noqa: S608
+
+
 def together(connection: Any, *, undo: bool = False, alone: bool = False) -> AbstractContextManager[None]:
     """Commit what the block does as one, with the open transaction or in one of its own.
 

@@ -19,6 +19,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
+from ..models import GuardState
 from ..process import own_lock
 from ..state import table as states
 from ..state.row import FENCED
@@ -35,6 +36,8 @@ from .tables import columns, folded, guarded_tables
 
 logger = logging.getLogger("bloomguard")
 
+#: The table of the state rows.
+STATE_ROWS = GuardState._meta.db_table
 #: How many texts are cached, and how long one may be.
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
 #: Seconds that a writer waits for another one of this process that loads the catalogue. Then it loads it, too: the
@@ -106,6 +109,8 @@ class DatabaseCache:
         self.tables: dict[str, list[tuple[str, Guard]]] = {}
         for table, guards in guarded_tables().items():
             self.tables.setdefault(bare(table, vendor), []).extend((table, guard) for guard in guards)
+        #: The tables of all guards of this process, also of those that follow signals, as :func:`bare` gives them.
+        self.answered = {bare(table, vendor) for guard in registry for table in guard._meta.tables}
         self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
         #: Texts that need no second look: they have placeholders for values, so they are few. One by which the ORM
         #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
@@ -169,7 +174,7 @@ class DatabaseCache:
         if found is None:
             name = bare(table, self.vendor)
             every = {Effect(verb, name) for verb in WRITES}
-            is_own = SYSTEM_TABLES.fullmatch(name) is None
+            is_own = SYSTEM_TABLES.fullmatch(name) is None and name != STATE_ROWS
             found = self._quiet[table] = is_own and not self._writers and not self._reaches(every, self.catalogue)
         return found
 

@@ -159,7 +159,7 @@ def _hook_script(run: Any) -> Any:
         send("")  # the COMMIT alone: a fence in it has to be known before the script begins another transaction
         with ExitStack() as stack:
             for owner in owners:
-                strays.note(script, owner, current_cache(owner.alias).tables)
+                strays.note(script, owner, current_cache(owner.alias).answered)
                 stack.enter_context(following(read(script, owner), owner, apart=True))
             return send(script)
 

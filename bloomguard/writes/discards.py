@@ -30,9 +30,8 @@ from django.db.models.sql import DeleteQuery, Query
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
-from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
-from ..state.transactions import has_own_transaction
+from ..state.transactions import has_own_transaction, lock_file
 from . import fencing
 from .observer import TransactionObserver
 from .tables import TrackedTable
@@ -42,14 +41,15 @@ if TYPE_CHECKING:
 
 #: Keys are not collected for a statement that changes more rows than this: that would take too much memory and time.
 MOST_ROWS = 100_000
-#: Rows that are looked up by one query: below every database's limit of parameters.
-_PAGE = 500
+#: Values that one query looks rows up by: below every database's limit of parameters.
+_PARAMETERS = 500
 _T = TypeVar("_T")
 
 
 def pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Split ``values``, by which rows are to be looked up, into those of one query each."""
-    return (values[start : start + _PAGE] for start in range(0, len(values), _PAGE))
+    """Split ``values``, by which rows are to be looked up, into those of one query each: a tuple has several."""
+    size = _PARAMETERS // len(values[0]) if values and isinstance(values[0], tuple) else _PARAMETERS
+    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 @dataclass(frozen=True)
@@ -96,10 +96,10 @@ def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
     if query.on_conflict != OnConflict.UPDATE or not query.unique_fields:
         return Alive()  # MySQL names no unique fields: each row is then counted once more, which is harmless
     names = [each.attname for each in query.unique_fields]
-    each_row = [Q(**{name: getattr(row, name) for name in names}) for row in query.objs]
-    every: Any = QuerySet(query.model, using=compiler.using).order_by()
-    names = _primary_key(tracked)
-    return _lock(compiler, tracked, [every.filter(reduce(or_, some)).values(*names) for some in pages(each_row)])
+    unique = [tuple(getattr(row, name) for name in names) for row in query.objs]
+    every: Any = QuerySet(query.model, using=compiler.using).order_by().values(*_primary_key(tracked))
+    conditions = (reduce(or_, (Q(**dict(zip(names, each))) for each in some)) for some in pages(unique))
+    return _lock(compiler, tracked, map(every.filter, conditions))
 
 
 def _primary_key(tracked: TrackedTable) -> list[str]:
@@ -113,12 +113,7 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     # Without scopes, rebuilds read one database only: rows of another one are not discarded.
     at_home = guard.scope == DATABASE or compiler.using == router.db_for_write(guard.model)
     if compiler.connection.vendor == "sqlite":
-        # It has no row locks, and a transaction that reads first cannot wait for the write lock: so write first.
-        with compiler.connection.cursor():  # as for Django's statement: a closed connection has an error of its own
-            compiler.connection.validate_no_broken_transaction()
-        table = compiler.connection.ops.quote_name(compiler.query.get_meta().db_table)
-        with compiler.connection.wrap_database_errors:
-            fetch_uncounted(compiler.connection, f"DELETE FROM {table} WHERE 0")  # noqa: S608
+        lock_file(compiler.connection, compiler.query.get_meta().db_table)  # it has no row locks
     # On SQLite no other connection can change the state rows now.
     generation = (
         guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""

@@ -23,8 +23,8 @@ from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
-from . import adding, consequences, early, fencing, isolation, raw_transactions, strays, unknown_guards
-from .consequences import Cause, DatabaseCache, affected_guards, current_cache, definitions
+from . import adding, consequences, early, fencing, isolation, raw_transactions, state_rows, strays, unknown_guards
+from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .observer import TransactionObserver
 from .sql import reader
 from .sql.reader import Reading
@@ -78,7 +78,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         return execute(sql, params, many, context)
     text = text_of(sql, connection)
     changes_level = isolation.changes_level(text, connection)
-    strays.note(text, connection, cache.tables)
+    strays.note(text, connection, cache.answered)
     if cache.catalogue is None and cache.seem_idle(connection):
         try:
             return execute(sql, params, many, context)
@@ -89,6 +89,8 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             elif fencing.may_write_later(connection):
                 _Unread.of(connection).add(text, own)
     reading = read(text, connection)
+    if any(effect.name == STATE_ROWS for effect in reading.effects):
+        state_rows.before_change(connection.alias)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         if not changes_level:
             cache.add(text)
@@ -109,12 +111,13 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
 
 def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> bool:
     """Whether a glance at ``sql`` shows that it brings no key, or those of the ORM's statement alone; cache that."""
-    if type(sql) is not str:
-        return not cache.tables
     if not cache.tables:
-        if unknown_guards.were_read():
+        strays.note(text_of(sql, connection), connection, cache.answered)  # of guards that follow signals
+        if type(sql) is str and unknown_guards.were_read():
             cache.add(sql)
         return True
+    if type(sql) is not str:
+        return False
     trusts_names = cache.trusts_names or connection.vendor == "sqlite"
     if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
         cache.add(sql)

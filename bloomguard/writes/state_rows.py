@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.models.signals import pre_save
 from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from ..models import GuardState, deleting
 from ..state import table as states
+from ..state.row import held_by_hand
 from ..state.table import EXPIRY_SECONDS
-from ..state.transactions import has_begun
+from ..state.transactions import has_begun, lock_file
 from .fencing import PendingFence, holds_row, locks_out
 from .observer import TransactionObserver
 
@@ -29,13 +31,15 @@ def connect() -> None:
 def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) -> None:
     """Fence a state row that is loaded from a dump: rows may have been written, or the guard fenced, since the dump.
 
-    Its version becomes one more than the highest version known, so that no process takes it for a row it has read.
+    Its version becomes one more than the highest version known, so that no process takes it for a row it has read. What
+    a user has fenced stays so, until that user ends it.
     """
     if raw:
-        known = GuardState.objects.using(using).filter(pk=instance.pk).values_list("version", flat=True).first()
-        instance.version = max(known or 0, instance.version) + 1
+        known = GuardState.objects.using(using).filter(pk=instance.pk).first()
+        held = held_by_hand(known) or held_by_hand(instance)
+        instance.version = max(known.version if known else 0, instance.version) + 1
         instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
-        instance.reason = "its state row was loaded from a dump"
+        instance.reason = held or "its state row was loaded from a dump"
         instance.standby, instance.standby_until, instance.building = "", None, ""
 
 
@@ -67,6 +71,8 @@ def before_change(using: str) -> None:
     """On SQLite, record the committed state rows: the project's transaction is about to change some."""
     table, connection = states.table, connections[using]
     if locks_out(table, using) and has_begun(connection):
+        with suppress(DatabaseError):  # the project's statement meets the same error, or makes the table
+            lock_file(connection, GuardState._meta.db_table)
         known = TransactionObserver.over(connection).pending_fences
         for name, state in table.visible_to(using).items():
             known.setdefault(name, PendingFence(table, name, state, "the project has changed its state row"))

@@ -25,10 +25,9 @@ from django.db.models.sql.compiler import SQLInsertCompiler
 
 from ..guards import Guard, registry
 from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
-from ..models import GuardState
 from ..state import table as states
 from ..state.transactions import has_begun, may_go_on, together
-from . import discards, fencing, state_rows, unknown_guards
+from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .raw_transactions import rows_changed
 from .rows import Values, WrittenRows, inserted, more_to_return, read_back
@@ -72,8 +71,6 @@ def concerned(compiler: Any) -> Sequence[TrackedTable]:
     tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
     if tables is None or states.table.copy is not unknown_guards.followed:
         tables = tracked_tables(model)
-        if model is GuardState:  # which is never in `tracked`
-            state_rows.before_change(compiler.using)
     if not tables:
         return tables
     if compiler.using is None:  # made by `get_compiler(connection=...)`

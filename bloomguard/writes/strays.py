@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Container
+from collections.abc import Collection
 from typing import Any
 
 from ..guards.strayed import strayed
@@ -19,13 +19,15 @@ _MAY_BE_TEMPORARY = re.compile(r"\b(?:TEMP(?:ORARY)?\b|PG_TEMP)", re.IGNORECASE)
 _BEFORE_NAME = frozenset({"exists", "if", "not", "recursive", "table", "view"})
 
 
-def note(text: str, connection: Any, tables: Container[str]) -> None:
+def note(text: str, connection: Any, tables: Collection[str]) -> None:
     """Record that no guard may answer for the connection's alias, if ``text`` may be such a statement.
 
     ``tables``: the names of the guarded ones, as :func:`bare` gives them. It holds for as long as the process lives:
     when another connection takes the place of this one is not followed.
     """
     vendor = connection.vendor
+    if not tables:
+        return
     if (vendor == "mysql" and _ELSEWHERE.search(text) is not None) or (
         _MAY_BE_TEMPORARY.search(text) is not None and _hides_one(text, vendor, tables)
     ):

@@ -11,6 +11,7 @@ from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import FENCED
+from bloomguard.state.table import EXPIRY_SECONDS
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
@@ -47,3 +48,50 @@ def test_the_log_says_why_a_guard_is_fenced(each_database, fresh, clock, caplog)
 
     fenced = [each.args[1] for each in caplog.records if "until it is rebuilt" in each.message]
     assert fenced == ["the project has changed its state row"] * (each_database == "sqlite")
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.parametrize("is_fenced_before", [False, True], ids=["after the dump", "before the dump"])
+def test_what_a_user_has_fenced_stays_so(each_database, fresh, clock, tmp_path, is_fenced_before):
+    """A loaded dump lets no scheduled rebuild use the guard again."""
+    guard, dump, using = registry["product"], tmp_path / "dump.json", database.current
+    Rebuild(guard, sleep=clock.sleep).run()
+    if is_fenced_before:
+        call_command("switch_guards", "fence", "product", verbosity=0)
+    call_command("dumpdata", "bloomguard", output=str(dump), database=using, verbosity=0)
+    if not is_fenced_before:
+        call_command("switch_guards", "fence", "product", verbosity=0)
+    reason = GuardState.objects.using(using).get(name="product").reason
+
+    GuardState.objects.using(using).all().delete()
+    call_command("loaddata", str(dump), database=using, verbosity=0)
+
+    loaded = GuardState.objects.using(using).get(name="product")
+    assert loaded.reason.startswith("fenced by ") is is_fenced_before
+    assert loaded.status == FENCED
+    if is_fenced_before:
+        assert loaded.reason == reason
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize(
+    "change", ["DELETE FROM bloomguard_guardstate", "UPDATE bloomguard_guardstate SET status = 'fenced'"]
+)
+def test_raw_sql_that_changes_state_rows_is_followed(each_database, fresh, clock, change):
+    """Until its COMMIT other processes answer by the rows from before, so the COMMIT waits."""
+    guard, connection = registry["product"], connections[database.current]
+    Rebuild(guard, sleep=clock.sleep).run()
+
+    def take_long(execute, sql, params, many, context):
+        clock.sleep(1.5)
+        return execute(sql, params, many, context)
+
+    with transaction.atomic(using=database.current):
+        with connection.cursor() as cursor:
+            cursor.execute(change)
+        with connection.execute_wrapper(take_long):
+            Product.objects.create(pk=7)
+        committed_at = clock.now
+
+    assert clock.now - committed_at >= EXPIRY_SECONDS

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sqlite3
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -21,7 +23,7 @@ from bloomguard.writes import discards
 from bloomguard.writes.adding import adding
 from bloomguard.writes.observer import TransactionObserver
 from tests.conftest import forget
-from tests.shop.models import Article, Bundle, Place, Product
+from tests.shop.models import Article, Bundle, Place, Product, Ticket
 from tests.support import database, servers
 from tests.support.guarding import registered
 from tests.support.orm_writes import sent, uninstalled, without_autocommit
@@ -728,9 +730,22 @@ def test_unique_keys_of_raw_sql_are_discarded(made, lookup, values):
 @on_one_database
 def test_rows_are_read_again_in_parts(articles, monkeypatch):
     """What an UPDATE leaves alive is found again in every part, so that none of it counts as gone."""
-    monkeypatch.setattr(discards, "_PAGE", 2)
+    monkeypatch.setattr(discards, "_PARAMETERS", 2)
 
     Article.objects.filter(slug__in="abc").update(deleted=False)
 
     assert [articles.verdict(slug) for slug in "abc"] == [MAYBE] * 3
     assert held(articles) == 3
+
+
+@on_one_database
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python sets no limits of SQLite")
+def test_a_primary_key_of_two_columns_keeps_below_the_limit_of_parameters(made):
+    """SQLite took 999 before version 3.32; each row needs two."""
+    Ticket.objects.bulk_create([Ticket(event=1, number=number) for number in range(600)])
+    guard = made(Ticket)
+    connections[database.current].connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 999)
+
+    Ticket.objects.update(number=F("number") + 1_000)
+
+    assert [guard.verdict((1, number)) for number in (599, 1_599)] == [ABSENT, MAYBE]
