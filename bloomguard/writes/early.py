@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,8 +13,6 @@ from ..guards import Guard, registry
 from . import fencing, unknown_guards
 from .consequences import affected_guards
 from .sql.statement import Effect
-
-logger = logging.getLogger("bloomguard")
 
 #: Database alias, effects of the statement, and the guards that were registered then.
 _writes: list[tuple[str, frozenset[Effect], frozenset[Guard]]] = []
@@ -56,17 +53,16 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _fence() -> None:
+    reasons: dict[str, dict[Guard, str]] = {}
     for alias, effects, known in list(_writes):
-        connection = connections[alias]
-        new = {guard: cause for guard, cause in affected_guards(effects, connection).items() if guard not in known}
-        for guard, cause in new.items():
-            try:
-                with _without_warnings():
-                    fencing.fence({guard: f"{cause.table} was written before the guard was registered"}, alias)
-            except (StoreError, ConfigurationError, DatabaseError) as error:
-                logger.critical(
-                    "bloomguard could not fence %s for writes before it was registered; run rebuild_filter: %s",
-                    guard.name,
-                    fencing.why_failed(error),
-                )
+        for guard, cause in affected_guards(effects, connections[alias]).items():
+            if guard not in known:
+                reason = f"{cause.table} was written before the guard was registered"
+                reasons.setdefault(alias, {})[guard] = reason
+    for alias, new in reasons.items():  # waits once for all guards
+        try:
+            with _without_warnings():
+                fencing.fence(new, alias)
+        except (StoreError, ConfigurationError, DatabaseError):
+            fencing.fence_soon(new)
     _writes[:] = [(alias, effects, known | set(registry)) for alias, effects, known in _writes]

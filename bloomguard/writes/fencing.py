@@ -60,7 +60,7 @@ class PendingFence:
     def finish(self) -> None:
         """Wait until no process answers from an older state row, and log the fence; not if a savepoint undid it."""
         after = self._after
-        if after is not None and after.version == self.before.version and after.version:
+        if after is not None and after == self.before and after.version:
             return
         wait = self._since + EXPIRY_SECONDS - self.table.clock()
         if wait > 0:
@@ -199,10 +199,10 @@ def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool =
         if committed or not has_begun(connection):
             fence_soon(guards)
             if isinstance(error, StoreError):
-                names = ", ".join(guard.name for guard in guards)
+                names, why = ", ".join(guard.name for guard in guards), str(error.__cause__ or error).strip()
                 raise StoreError(
                     f"{names}: rows were saved, but could not be added to the filter, and the guard could not be "
-                    f"fenced in time: {why_failed(error)}. Requests for them may be answered 404 until this process "
+                    f"fenced in time: {why}. Requests for them may be answered 404 until this process "
                     "can change the state rows. Do not write them again"
                 ) from error
         elif not isinstance(error, Error):  # after a database error the project decides, as in Django
@@ -258,7 +258,11 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                     if state is not None and not state.generations:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
-                elif table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+                elif (
+                    table.is_read_otherwise
+                    or (locks_out(table, using) and has_begun(connections[using]))
+                    or holds_row(table, guard.name, using)
+                ):
                     _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
@@ -274,12 +278,6 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
             "is refused, as a request for the row might be answered 404. Write again when the state rows can be changed"
         ) from error
     return fenced
-
-
-def why_failed(error: Exception) -> str:
-    """Return what an error of :func:`fence` is caused by; of one of the configuration, whose text shows options, only
-    the type."""
-    return str(error.__cause__ or error).strip() if isinstance(error, StoreError) else type(error).__name__
 
 
 def drop_standby(guard: Guard, using: str, seen: State) -> bool:

@@ -7,7 +7,6 @@ alive again has its key already. Deletes are not tracked: the next rebuild drops
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
@@ -25,8 +24,6 @@ from . import fencing
 from .rows import hold
 from .tables import parent_path, same_fields
 from .unknown_guards import is_of_another_version
-
-logger = logging.getLogger("bloomguard")
 
 _UID = "bloomguard.writes.signals"
 
@@ -52,42 +49,34 @@ def _saved(
     failure: DatabaseError | None = None
     for guard in guards_of(sender):
         try:
-            _add(guard, instance, using, update_fields)
+            confirmed = _add(guard, instance, using, update_fields)
         except DatabaseError as error:
             if is_aborted(connections[using]):
                 raise  # nothing of the row is left
-            failure = failure or error
+            confirmed, failure = False, failure or error
+        except Exception:
+            confirmed = False
+        if not confirmed:
+            _fence(guard, using)
     if failure is not None:
         raise failure
 
 
-def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str] | None) -> None:
-    """Add the row's key to the guard's filter; fence the guard if the add cannot be confirmed."""
-    try:
-        # A save of other columns only may make the row alive again: then its key is the stored one, not the attribute.
-        stored = bool(guard.alive) and not _wrote_key(guard, update_fields)
-        with fencing.writing(guard, using):
-            if fencing.needs_no_add(guard, using):
-                return  # nor is the row read back: between a deploy and its migrations, a column may be missing
-            confirmed = not is_of_another_version(guard) and _try_add(guard, instance, using, stored=stored)
-    except DatabaseError:  # it may have ended the writer's transaction: raise it
-        _fence(guard, using)
-        raise
-    except Exception:
-        confirmed = False
-    if not confirmed:
-        _fence(guard, using)
+def _add(guard: Guard, instance: Model, using: str, update_fields: frozenset[str] | None) -> bool:
+    """Add the row's key to the guard's filter; return whether that is confirmed, or not needed."""
+    # A save of other columns only may make the row alive again: then its key is the stored one, not the attribute.
+    stored = bool(guard.alive) and not _wrote_key(guard, update_fields)
+    with fencing.writing(guard, using):
+        if fencing.needs_no_add(guard, using):
+            return True  # nor is the row read back: between a deploy and its migrations, a column may be missing
+        return not is_of_another_version(guard) and _try_add(guard, instance, using, stored=stored)
 
 
 def _fence(guard: Guard, using: str) -> None:
     try:
         fencing.fence({guard: guard._runtime.active_filter.why_not_added()}, using)
-    except (StoreError, ConfigurationError) as error:
-        logger.critical(
-            "bloomguard could neither add a saved row to the filter of %s nor fence the guard; run rebuild_filter: %s",
-            guard.name,
-            fencing.why_failed(error),
-        )
+    except (StoreError, ConfigurationError):
+        fencing.fence_soon([guard])
 
 
 def _wrote_key(guard: Guard, update_fields: frozenset[str] | None) -> bool:

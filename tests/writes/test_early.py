@@ -8,6 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from bloomguard.guards import registry
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import row as rows
+from bloomguard.state.table import EXPIRY_SECONDS, table
+from bloomguard.writes import early
+from bloomguard.writes.sql.statement import Effect
 from tests.support.processes import spawn
 
 SITE = """
@@ -163,3 +169,19 @@ def test_a_guard_that_the_process_does_not_have_is_fenced(tmp_path, step):
     run(tmp_path, step, "not at all")
 
     assert run(tmp_path, "ask", "guards.py") == FENCED
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_the_fences_of_several_guards_are_waited_for_once(fresh, clock, monkeypatch):
+    """A process that starts does not wait for one guard after the other."""
+    names = ["product", "order", "article"]
+    for name in names:
+        Rebuild(registry[name], sleep=clock.sleep).run()
+    written = [("default", frozenset({Effect("insert", f"shop_{name}")}), frozenset()) for name in names]
+    monkeypatch.setattr(early, "_writes", written)
+    began = clock.now
+
+    early._fence()
+
+    assert [table.current(name).status for name in names] == [rows.FENCED] * 3
+    assert clock.now - began <= EXPIRY_SECONDS

@@ -300,22 +300,54 @@ def test_an_add_that_is_not_proved_fences(build_all, trouble, monkeypatch, caplo
     assert registry["product"].verdict(8) is Verdict.UNKNOWN
 
 
-def test_where_not_even_the_fence_holds_the_log_cries(build_all, monkeypatch, caplog):
-    """A save whose guard can be neither told nor fenced is logged as critical, and says what to do."""
+def test_a_fence_that_fails_is_set_later(build_all, monkeypatch, clock):
+    """The save has succeeded; the guard is fenced as soon as its state row can be changed."""
     build_all("product")
-    monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda *args, **named: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(registry["product"]._runtime.active_filter, "add", lambda *args, **named: False)
 
-    def fail(*args):
-        raise DatabaseError("gone")
+        def fail(*args):
+            raise DatabaseError("gone")
 
-    monkeypatch.setattr(state.table, "fence", fail)
-    monkeypatch.setattr(fencing, "_fence_within", fail)
-    Product.objects.create(pk=7)
+        patch.setattr(state.table, "fence", fail)
+        patch.setattr(fencing, "_fence_within", fail)
+        Product.objects.create(pk=7)
 
-    (record,) = [record for record in caplog.records if record.name == "bloomguard"]
-    assert record.levelname == "CRITICAL"
-    assert "product" in record.getMessage()
-    assert "rebuild_filter: gone" in record.getMessage()
+    assert registry["product"].verdict(7) is Verdict.UNKNOWN
+    assert state.table.current("product").status == FENCED
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_a_read_that_ends_the_transaction_fences_nothing(each_database, build_all, monkeypatch):
+    """Nothing of the row is left."""
+    build_all("product")
+    is_sent = []
+
+    def fail(execute, sql, params, many, context):
+        if sql.startswith("SELECT") and "shop_product" in sql:
+            is_sent.append(sql)
+            sql, params = "SELECT 1 / 0", None
+        return execute(sql, params, many, context)
+
+    connection = connections[database.current]
+    with pytest.raises(DatabaseError), transaction.atomic(using=database.current), connection.execute_wrapper(fail):
+        Product.objects.create(pk=7)
+
+    assert is_sent
+    assert registry["product"].verdict(7) is Verdict.ABSENT
+
+
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_no_guard_answers_for_a_temporary_table(each_database, build_all):
+    """It hides the guarded one from the view's query."""
+    build_all("product")
+    connection = connections[database.current]
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMP TABLE shop_product AS SELECT 7 AS id")
+    try:
+        assert registry["product"].verdict(7) is Verdict.UNKNOWN
+    finally:
+        connection.close()
 
 
 def test_a_row_that_cannot_be_read_back_for_one_guard_is_known_to_the_others(each_database, build_all, clock):
