@@ -146,24 +146,6 @@ class Within(threading.local):
     copy: Copy = NEVER
 
 
-class OverriddenRead:
-    """The block of :meth:`StateTable.reading_by`. A class, as a generator would cost each INSERT two microseconds."""
-
-    __slots__ = ("_before", "_read", "_within")
-
-    def __init__(self, within: Within, read: Callable[[], Rows]) -> None:
-        self._within = within
-        self._read = read
-
-    def __enter__(self) -> None:
-        self._before, self._within.read = self._within.read, self._read
-
-    def __exit__(self, *exception: object) -> None:
-        self._within.read = self._before
-        if self._before is None:
-            self._within.copy = NEVER
-
-
 def all_stores(own: Store) -> Iterator[Store]:
     """Yield a guard's ``own`` store, then all others in the settings that can be created."""
     yield own

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
-from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverriddenRead, Rows, State, Within, new_token
+from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, Rows, State, Within, new_token
 from .transactions import pause
 
 logger = logging.getLogger("bloomguard")
@@ -134,9 +134,17 @@ class StateTable:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
 
-    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
+    @contextmanager
+    def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return OverriddenRead(self._within, read)
+        within = self._within
+        before, within.read = within.read, read
+        try:
+            yield
+        finally:
+            within.read = before
+            if before is None:
+                within.copy = NEVER
 
     @property
     def is_read_otherwise(self) -> bool:

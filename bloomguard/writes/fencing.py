@@ -356,20 +356,15 @@ def holds_row(table: StateTable, name: str, using: str) -> bool:
         return not cursor.fetchall()  # deleted here; else another transaction has the lock
 
 
-def is_pending(name: str, using: str) -> bool:
-    """Whether the open transaction on ``using`` has fenced the guard ``name``; others do not see that yet."""
-    return name in _pending(using)
-
-
 def _pending(using: str) -> dict[str, Any]:
-    """Return the fences of the open transaction."""
+    """Return the fences of the open transaction, which others do not see yet."""
     observer = TransactionObserver.of(connections[using])
     return observer.pending_fences if observer is not None else {}
 
 
 def _fenced_within(table: StateTable, name: str, using: str) -> bool:
     """Whether the open transaction has fenced the guard, or deleted its row, and no savepoint has undone that."""
-    if not is_pending(name, using):
+    if name not in _pending(using):
         return False
     now = table.visible_to(using).get(name)
     return now is None or (now.status == FENCED and not now.building)

@@ -101,7 +101,7 @@ def _inserting(execute: Execute) -> Execute:
 
 def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
     asked = returned = tuple(returning_fields or ())
-    idle = all_idle(tables, compiler.using)
+    idle = fencing.all_idle(map(guard_of, tables), compiler.using)
     if idle is not None:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
@@ -132,15 +132,6 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
-
-
-def all_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
-    """Return :func:`bloomguard.writes.fencing.all_idle` of their guards."""
-    for tracked in tables:
-        state = states.table.lease(tracked.guard.name)
-        if state is not None and state.takes_adds:
-            return None  # nearly always
-    return fencing.all_idle(map(guard_of, tables), using)
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:

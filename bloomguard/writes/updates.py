@@ -21,8 +21,8 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add_all, all_idle, concerned, fence_all, lock_alive, run, run_idle, running, wrap
-from .tables import TrackedTable, folded, tracked_tables
+from .statements import Execute, add_all, concerned, fence_all, lock_alive, run, run_idle, running, wrap
+from .tables import TrackedTable, folded, guard_of, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -67,7 +67,7 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = all_idle(touched, compiler.using)
+    idle = fencing.all_idle(map(guard_of, touched), compiler.using)
     if idle is not None:
         return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
     return _update_and_add(compiler, touched, result_type)
@@ -79,7 +79,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    idle = all_idle(touched, using)
+    idle = fencing.all_idle(map(guard_of, touched), using)
     if idle is not None:
         return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
     counting = discards.counting(touched, using)
@@ -294,7 +294,7 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
     for tracked in counted:
         fencing.refresh(tracked.guard, using)
     counting = discards.counting(counted, using)
-    if not counting or _matches_nothing(compiler):
+    if not counting:
         return execute(compiler, *args, **kwargs)
     with together(compiler.connection):
         before = lock_alive(compiler, counting, discards.lock)
@@ -302,15 +302,6 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
         nothing = WrittenRows((), "pk", stored=True)
         add_all(list(before), using, lambda tracked: discards.finish(before, tracked, using, nothing))
     return result
-
-
-def _matches_nothing(compiler: Any) -> bool:
-    """Whether Django knows that no row matches, and sends nothing."""
-    try:
-        compiler.as_sql()
-    except EmptyResultSet:
-        return True
-    return False
 
 
 # -- whether two statements in a row with one WHERE certainly select the same rows
