@@ -11,16 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 from django.db import DatabaseError, connections
-from django.db.models import Model, QuerySet
+from django.db.models import Model
 from django.db.models.signals import post_save
 
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard, registry
 from ..guards.keys import OutOfRange, Unkeyable, unwrapped
-from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted
 from . import fencing
-from .rows import hold
+from .rows import WrittenRows, hold, stored_rows
 from .tables import parent_path, same_fields
 from .unknown_guards import is_of_another_version
 
@@ -87,9 +86,9 @@ def _add_stored(guard: Guard, instance: Model, using: str) -> bool:
         fields = same_fields(owner._meta.pk_fields, model._meta.concrete_fields)
         if fields is None or not all(hold(field, [getattr(instance, field.attname)]) for field in fields):
             return False  # a second model of the table, or a value that is stored otherwise: which row is unknown
-        primary_key = unwrapped(tuple(getattr(instance, field.attname) for field in fields))
-        rows: Any = QuerySet(guard.model, using=using).filter(**{parent_path(guard.model, owner): primary_key})
-        found = list(fresh_rows(rows.values_list(*guard._meta.attnames)))
+        primary_key = tuple(getattr(instance, field.attname) for field in fields)
+        written_row = WrittenRows([primary_key], parent_path(guard.model, owner), stored=False)
+        found = stored_rows(guard, using, written_row)
         if not found and owner is guard.model:
             return False  # the row has another primary key
         for values in found:

@@ -51,7 +51,7 @@ _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?
 
 def connect() -> None:
     """Wrap the compiler of INSERT for all databases, once."""
-    wrap(SQLInsertCompiler, "execute_sql", _inserting)
+    wrap(SQLInsertCompiler, "execute_sql", sent_by(_insert))
 
 
 def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
@@ -63,10 +63,7 @@ def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
 
 
 def concerned(compiler: Any) -> Sequence[TrackedTable]:
-    """Return the guarded tables that the statement of ``compiler`` writes to: mostly none, for one dictionary lookup.
-
-    The callers name their arguments: ``*args`` and ``**kwargs`` would take longer than the lookup.
-    """
+    """Return the guarded tables that the statement of ``compiler`` writes: mostly none, for one dictionary lookup."""
     model = compiler.query.model
     tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
     if tables is None or states.table.copy is not unknown_guards.followed:
@@ -90,18 +87,23 @@ def _followed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[Tracked
     return tables
 
 
-def _inserting(execute: Execute) -> Execute:
-    def execute_sql(self: Any, returning_fields: Any = None) -> Any:
-        if tables := concerned(self):
-            return _insert(execute, self, tables, returning_fields)
-        return execute(self, returning_fields)
+def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
+    """Return what makes a compiler's method call ``send(method, compiler, tables, ...)`` for guarded tables."""
 
-    return execute_sql
+    def hooked(execute: Execute) -> Execute:
+        def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if tables := concerned(self):
+                return send(execute, self, tables, *args, **kwargs)
+            return execute(self, *args, **kwargs)
+
+        return execute_sql
+
+    return hooked
 
 
-def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
+def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
     asked = returned = tuple(returning_fields or ())
-    idle = fencing.all_idle(map(guard_of, tables), compiler.using)
+    idle = all_idle(tables, compiler.using)
     if idle is not None:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
@@ -132,6 +134,15 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
+
+
+def all_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
+    """Return :func:`bloomguard.writes.fencing.all_idle` of their guards."""
+    for tracked in tables:
+        state = states.table.lease(tracked.guard.name)
+        if state is not None and state.takes_adds:
+            return None  # nearly always
+    return fencing.all_idle(map(guard_of, tables), using)
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:

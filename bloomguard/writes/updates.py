@@ -21,8 +21,8 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add_all, concerned, fence_all, lock_alive, run, run_idle, running, wrap
-from .tables import TrackedTable, folded, guard_of, tracked_tables
+from .statements import Execute, add_all, all_idle, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
+from .tables import TrackedTable, folded, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
 _ROWS_AT_ONCE = 2_000
@@ -30,44 +30,17 @@ _ROWS_AT_ONCE = 2_000
 
 def connect() -> None:
     """Wrap the compilers of UPDATE and DELETE for all databases, once."""
-    wrap(SQLUpdateCompiler, "execute_sql", _updating)
+    wrap(SQLUpdateCompiler, "execute_sql", sent_by(_update))
     if hasattr(SQLUpdateCompiler, "execute_returning_sql"):  # Django 6
-        wrap(SQLUpdateCompiler, "execute_returning_sql", _updating_and_returning)
-    wrap(SQLDeleteCompiler, "execute_sql", _deleting)
-
-
-def _updating(execute: Execute) -> Execute:
-    def execute_sql(self: Any, result_type: Any) -> Any:
-        if tables := concerned(self):
-            return _update(execute, self, tables, result_type)
-        return execute(self, result_type)
-
-    return execute_sql
-
-
-def _updating_and_returning(execute: Execute) -> Execute:
-    def execute_returning_sql(self: Any, returning_fields: Any) -> Any:
-        if tables := concerned(self):
-            return _update_returning(execute, self, tables, returning_fields)
-        return execute(self, returning_fields)
-
-    return execute_returning_sql
-
-
-def _deleting(execute: Execute) -> Execute:
-    def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tables := concerned(self):
-            return _delete(execute, self, tables, *args, **kwargs)
-        return execute(self, *args, **kwargs)
-
-    return execute_sql
+        wrap(SQLUpdateCompiler, "execute_returning_sql", sent_by(_update_returning))
+    wrap(SQLDeleteCompiler, "execute_sql", sent_by(_delete))
 
 
 def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> Any:
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = fencing.all_idle(map(guard_of, touched), compiler.using)
+    idle = all_idle(touched, compiler.using)
     if idle is not None:
         return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
     return _update_and_add(compiler, touched, result_type)
@@ -79,7 +52,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    idle = fencing.all_idle(map(guard_of, touched), using)
+    idle = all_idle(touched, using)
     if idle is not None:
         return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
     counting = discards.counting(touched, using)
@@ -311,11 +284,10 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
 # subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
 # in a list of those that are known.
 
-#: Functions of Django whose result depends on their arguments alone.
+#: Functions of Django whose result depends on their arguments alone, as that of each ``Transform`` of Django does.
 _FUNCTIONS = """
-    Abs ACos ASin ATan ATan2 Cast Ceil Chr Coalesce Collate Concat ConcatPair Cos Cot Degrees Exp Extract Floor Greatest
-    JSONObject Least Left Length Ln Log Lower LPad LTrim MD5 Mod NullIf Ord Pi Power Radians Repeat Replace Reverse
-    Right Round RPad RTrim SHA1 SHA224 SHA256 SHA384 SHA512 Sign Sin Sqrt StrIndex Substr Tan Trim Trunc Upper
+    ATan2 Cast Coalesce Collate Concat ConcatPair Greatest JSONObject Least Left Log LPad Mod NullIf Pi Power Repeat
+    Replace Right RPad StrIndex Substr
 """
 _EXPRESSIONS = """
     Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
@@ -325,7 +297,7 @@ _EXPRESSIONS = """
 _KNOWN = {
     WhereNode,
     NothingNode,
-    *(getattr(functions, name) for name in _FUNCTIONS.split() if hasattr(functions, name)),
+    *(getattr(functions, name) for name in _FUNCTIONS.split()),
     *(getattr(expressions, name) for name in _EXPRESSIONS.split() if hasattr(expressions, name)),
 }
 
