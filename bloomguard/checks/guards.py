@@ -10,7 +10,7 @@ from typing import Any
 from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Warning, register
-from django.db import connections, models, router
+from django.db import connections, models
 
 from .. import conf
 from ..exceptions import ConfigurationError
@@ -62,7 +62,7 @@ def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
 def alias_of(guard: Guard) -> str:
     """Return the database of the guard's rows; empty if the routers name none that exists: reported as W142."""
     try:
-        alias = router.db_for_write(guard.model)
+        alias = guard._meta.database
         connections[alias]
     except Exception:
         return ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from django.db import DEFAULT_DB_ALIAS, Error, connections, router
+from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils import timezone
 
 from ..exceptions import BloomGuardError, RebuildError, StoreError
@@ -95,7 +95,7 @@ def _missing_table(guard: Guard) -> str:
     if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema
         return ""
     with suppress(Exception):  # the database's, or a router's
-        alias = router.db_for_write(guard.model)
+        alias = guard._meta.database
         names = map(str.casefold, connections[alias].introspection.table_names())
         if meta.db_table.casefold() not in names:
             where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"

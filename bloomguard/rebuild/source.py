@@ -16,7 +16,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from django.db import DataError, connections, models, router
+from django.db import DataError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import ExpressionWrapper, F, Max, Min
 
@@ -62,7 +62,7 @@ class Source:
     def __init__(self, guard: Guard, using: str | None = None) -> None:
         self.guard = guard
         try:
-            self.using = using or router.db_for_write(guard.model)
+            self.using = using or guard._meta.database
             connections[self.using]
         except Exception as error:  # a router's own
             label = guard.model._meta.label

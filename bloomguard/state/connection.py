@@ -24,7 +24,7 @@ from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, Operation
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..models import GuardState
-from ..process import after_fork, is_test_run, notice_fork
+from ..process import after_fork, is_test_run, notice_fork, own_lock
 from .identity import NUMBER, SERVER, file_of, identity_of_file
 
 logger = logging.getLogger("bloomguard")
@@ -87,7 +87,7 @@ class StateConnection:
         self._used_at = float("-inf")
         self._file: tuple[int, str] | None = None
         self._hides_identity = False  # the server refuses to show its full identity
-        self._lock = threading.RLock()
+        self._lock = own_lock(self, "_lock")
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
         #: The project's routers, and what they said.
@@ -95,7 +95,6 @@ class StateConnection:
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        self._lock = threading.RLock()
         if self._connection is not None:
             # The socket is shared with the parent: to close it would end the parent's session. Keep it referenced.
             self._abandoned.append(self._connection)

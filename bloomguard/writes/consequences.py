@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from django.db import DatabaseError, InterfaceError, connections, router
+from django.db import DatabaseError, InterfaceError, connections
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
@@ -320,7 +320,7 @@ def _may_be_in(guard: Guard, cache: DatabaseCache, alias: str) -> bool:
         return True
     homes = {states.table.known(guard.name).source.rpartition("/")[0]} - {""}
     with suppress(Exception):  # a router may follow the request, or refuse without one
-        homes.add(router.db_for_write(guard.model))  # from which the next filter may be built
+        homes.add(guard._meta.database)  # from which the next filter may be built
     return not homes or any(_may_be_one(home, alias, cache.generations) for home in homes)
 
 

@@ -22,7 +22,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import connections, router
+from django.db import connections
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
 from django.db.models.sql import DeleteQuery, Query
@@ -111,7 +111,7 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     """Lock the guard's living rows; each query of ``chosen`` selects primary keys of the statement's table."""
     guard = tracked.guard
     # Without scopes, rebuilds read one database only: rows of another one are not discarded.
-    at_home = guard.scope == DATABASE or compiler.using == router.db_for_write(guard.model)
+    at_home = guard.scope == DATABASE or compiler.using == guard._meta.database
     if compiler.connection.vendor == "sqlite":
         lock_file(compiler.connection, compiler.query.get_meta().db_table)  # it has no row locks
     # On SQLite no other connection can change the state rows now.

@@ -16,7 +16,6 @@ from ..state.connection import fetch_uncounted
 _DEFAULT_SECONDS = 60.0
 _SETS = re.compile(r"\b(?:SET|BEGIN|START)\b", re.IGNORECASE)
 _LEVEL = re.compile("ISOLATION|CHARACTERISTICS|SNAPSHOT", re.IGNORECASE)
-_BY_FUNCTION = re.compile(r"\bset_config\b", re.IGNORECASE)
 
 #: The databases to which this process has sent a statement that may change a level: those of their transactions are
 #: not known any more.
@@ -45,7 +44,7 @@ def changes_level(text: str, connection: Any) -> bool:
 def _may_change(text: str) -> bool:
     # Not by one pattern, which would look for the level anew after each of the words.
     found = _SETS.search(text)
-    return (found is not None and _LEVEL.search(text, found.end()) is not None) or bool(_BY_FUNCTION.search(text))
+    return (found is not None and _LEVEL.search(text, found.end()) is not None) or is_set_by_function(text)
 
 
 def may_omit_reads(connection: Any) -> bool:

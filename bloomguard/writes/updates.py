@@ -14,7 +14,6 @@ from django.db.models.sql.where import NothingNode, WhereNode
 
 from ..guards.fields import is_djangos_compiler, parts_of
 from ..guards.keys import unwrapped
-from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import may_go_on, together
 from . import discards, fencing
@@ -208,17 +207,14 @@ def _execute_returning(
                     return changed
                 changed += len(rows)
                 give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+            # SQLite has no count until the last row is fetched.
+            return changed + sum(1 for _ in cursor) if connection.vendor == "sqlite" else int(cursor.rowcount)
         except Error:
             # No further row is read. The driver alone may refuse one, such as a date after the year 9999: then the
             # transaction can still be committed.
             if may_go_on(connection):
                 fence_all(tables, compiler.using, "changed rows could not be read back")
             raise
-        changed = int(cursor.rowcount)
-    if connection.vendor == "sqlite":  # it has no count until the cursor is closed
-        with connection.wrap_database_errors:
-            changed = fetch_uncounted(connection, "SELECT changes()")[0][0]
-    return changed
 
 
 def _locked(compiler: Any) -> Values | None:
