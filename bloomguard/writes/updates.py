@@ -263,7 +263,7 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
     for tracked in counted:
         fencing.refresh(tracked.guard, using)
     counting = discards.counting(counted, using)
-    if not counting:
+    if not counting or _matches_nothing(compiler):
         return execute(compiler, *args, **kwargs)
     with together(compiler.connection):
         before = lock_alive(compiler, counting, discards.lock)
@@ -271,6 +271,15 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
         nothing = WrittenRows((), "pk", stored=True)
         add_all(list(before), using, lambda tracked: discards.finish(before, tracked, using, nothing))
     return result
+
+
+def _matches_nothing(compiler: Any) -> bool:
+    """Whether Django knows that no row matches, and sends nothing."""
+    try:
+        compiler.as_sql()
+    except EmptyResultSet:
+        return True
+    return False
 
 
 # -- whether two statements in a row with one WHERE certainly select the same rows
