@@ -6,7 +6,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -144,6 +144,17 @@ class Within(threading.local):
 
     read: Callable[[], Rows] | None = None  # set by a writer that holds the database's write lock
     copy: Copy = NEVER
+
+    @contextmanager
+    def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
+        """In this block and thread, read by ``read``."""
+        before, self.read = self.read, read
+        try:
+            yield
+        finally:
+            self.read = before
+            if before is None:
+                self.copy = NEVER
 
 
 def all_stores(own: Store) -> Iterator[Store]:

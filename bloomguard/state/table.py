@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -134,17 +134,9 @@ class StateTable:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
 
-    @contextmanager
-    def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
+    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
         """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        within = self._within
-        before, within.read = within.read, read
-        try:
-            yield
-        finally:
-            within.read = before
-            if before is None:
-                within.copy = NEVER
+        return self._within.reading_by(read)
 
     @property
     def is_read_otherwise(self) -> bool:
