@@ -34,7 +34,7 @@ def note(text: str, connection: Any, tables: Collection[str]) -> None:
         strayed.add(connection.alias)
 
 
-def _hides_one(text: str, vendor: str, tables: Container[str]) -> bool:
+def _hides_one(text: str, vendor: str, tables: Collection[str]) -> bool:
     """Return whether ``text`` may make a temporary table or view, which hides another one of its name."""
     try:
         found = Tokens(tokens(text, vendor))
