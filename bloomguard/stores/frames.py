@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 _SEVERAL_KEYS = 32
 _MANY_KEYS = 256
 _BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filter has plain bits
-# Keys to write or discard under one lock, during which other writers wait for about 5 ms.
+# Keys to change under one lock, one by one and together: other writers wait for about 5 ms, and if a filter of
+# fingerprints is nearly full for up to a quarter of a second.
+_CHANGED_AT_ONCE = 256
 _WRITTEN_AT_ONCE = 8_192
-_DISCARDED_AT_ONCE = 256
-# The same for a bulk add of fingerprints: half a second if the filter is nearly full, 20 ms if not.
-_PLACED_AT_ONCE = 16_384
 
 
 class FrameGeneration(Generation):
@@ -98,16 +97,17 @@ class FrameGeneration(Generation):
             return
         located = self._located(keys if type(keys) is list else one_by_one(keys))
         recent_positions, positions = self.layout.recent_positions, self._positions
-        with self._locked(True):
-            for frame, attached, digest in located:
-                bits = recent_positions(digest)
-                if positions is not None:
-                    bits += positions(digest)
-                elif not (once and attached.might_contain_digest(digest)):
-                    frame.write(attached.writes(digest))
-                frame.add_bits(bits)
-                if not (frame.has_bits(bits) and (positions is not None or attached.might_contain_digest(digest))):
-                    raise CorruptFilter(self._lost)
+        for start in range(0, len(located), _CHANGED_AT_ONCE):
+            with self._locked(True):
+                for frame, attached, digest in located[start : start + _CHANGED_AT_ONCE]:
+                    bits = recent_positions(digest)
+                    if positions is not None:
+                        bits += positions(digest)
+                    elif not (once and attached.might_contain_digest(digest)):
+                        frame.write(attached.writes(digest))
+                    frame.add_bits(bits)
+                    if not (frame.has_bits(bits) and (positions is not None or attached.might_contain_digest(digest))):
+                        raise CorruptFilter(self._lost)
 
     def _add_more(self, keys: RowKeys, once: bool) -> None:
         if len(keys) >= self._many:
@@ -129,8 +129,7 @@ class FrameGeneration(Generation):
                 raise CorruptFilter(self._lost)
 
     def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
-        for index, low, high in self.layout.locate_many(keys):
-            frame, attached = self._shard(index)
+        for frame, attached, low, high in self._parts(self.layout.locate_many(keys)):
             with self._changing(frame, False):
                 new: Any = slice(None)
                 if once and self._positions is None:
@@ -141,6 +140,17 @@ class FrameGeneration(Generation):
                 frame.set_bits(recent := self.layout.recent_positions_many(low))
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)
+
+    def _parts(self, located: Iterable[tuple[int, U64, Any]]) -> Iterator[tuple[Frame, BodyFilter, U64, Any]]:
+        """Yield the frame, the filter and the digests of each part to add under one lock; pause between the parts."""
+        at_once = _WRITTEN_AT_ONCE if self._positions is None else sys.maxsize
+        for index, low, high in located:
+            frame, attached = self._shard(index)
+            for start in range(0, len(low), at_once):
+                if start:
+                    time.sleep(self._pause_seconds)
+                some = slice(start, start + at_once)
+                yield frame, attached, low[some], high if high is None else high[some]
 
     def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, Any, int]]:
         """Return for each key its shard's frame and filter, and its digest."""
@@ -162,23 +172,17 @@ class FrameGeneration(Generation):
             located = [(0, *self._shard(0)[1].digests(keys))]  # only the part of the digests that its kind needs
         else:
             located = self.layout.locate_many(keys)
-        for index, low, high in located:
-            frame, attached = self._shard(index)
-            at_once = _PLACED_AT_ONCE if self._positions is None else sys.maxsize
-            for start in range(0, len(low), at_once):
-                some = slice(start, start + at_once)
-                if start:
-                    time.sleep(self._pause_seconds)
-                with self._changing(frame, more):
-                    attached.add_digests(low[some], high if high is None else high[some])
+        for frame, attached, low, high in self._parts(located):
+            with self._changing(frame, more):
+                attached.add_digests(low, high)
 
     def discard(self, keys: Iterable[bytes]) -> None:
         if not self.layout.filter_class.supports_discard:
             super().discard(keys)  # raises
         located = self._located(keys)
-        for start in range(0, len(located), _DISCARDED_AT_ONCE):
+        for start in range(0, len(located), _CHANGED_AT_ONCE):
             with self._locked(True):
-                for frame, attached, digest in located[start : start + _DISCARDED_AT_ONCE]:
+                for frame, attached, digest in located[start : start + _CHANGED_AT_ONCE]:
                     frame.write(attached.discard_writes(digest))
 
     @contextmanager

@@ -75,9 +75,21 @@ def test_a_frozen_time_ends_no_wait_late(files, monkeypatch):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize(("kind", "turns"), [("cuckoo", 4), ("bloom", 1)])
-def test_a_bulk_add_lets_others_write_in_between(files, monkeypatch, kind, turns):
-    """To place fingerprints takes the longer the fuller a filter is: a page of them took more than a writer waits."""
+@pytest.mark.parametrize(("kind", "turns"), [("cuckoo", 8), ("bloom", 1)])
+@pytest.mark.parametrize(
+    "add",
+    [
+        lambda made, numbers: made.add_many(numbers, more=True),
+        lambda made, numbers: made.add(numbers),
+        lambda made, numbers: made.add(numbers, once=True),
+    ],
+    ids=["add_many", "add", "add once"],
+)
+def test_a_bulk_add_lets_others_write_in_between(files, monkeypatch, kind, turns, add):
+    """To place fingerprints takes the longer the fuller a filter is: a page of them took more than a writer waits.
+
+    So did the rows of one ``bulk_create``.
+    """
     made = files.create("city", "a", make_layout(kind=kind, capacity=60_000))
     taken, paused = [], []
     locked = made._locked
@@ -90,12 +102,26 @@ def test_a_bulk_add_lets_others_write_in_between(files, monkeypatch, kind, turns
     monkeypatch.setattr(time, "sleep", paused.append)
     numbers = np.arange(60_000)
 
-    made.add_many(numbers, more=True)
+    add(made, numbers)
 
     assert (len(taken), len(paused)) == (turns, turns - 1)
     monkeypatch.undo()
     made.seal()
     assert all(made.might_contain(key(int(number))) for number in numbers[::100])
+
+
+def test_keys_added_one_by_one_let_others_write_in_between(files, monkeypatch):
+    """A large filter adds thousands of keys one by one; each takes a search of many buckets if it is nearly full."""
+    made = files.create("city", "a", make_layout(kind="cuckoo"))
+    made._several = 1_001
+    taken = []
+    locked = made._locked
+    monkeypatch.setattr(made, "_locked", lambda exclusive: taken.append(exclusive) or locked(exclusive))
+
+    made.add([key(number) for number in range(1_000)])
+
+    assert len(taken) == 4
+    assert all(made.might_contain(key(number)) for number in range(1_000))
 
 
 def test_a_thread_does_not_write_in_the_middle_of_its_own_write(place):
