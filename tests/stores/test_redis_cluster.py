@@ -396,6 +396,16 @@ def test_the_settings_name_one_kind_of_servers():
     for options in ({"url": several}, {"url": []}, {"url": several, "cluster": True, "sentinels": [("h", 1)]}):
         with pytest.raises(ConfigurationError):
             RedisStore("default", **options)
+    for options in ({"cluster": True}, {"sentinels": [("h", 1)]}):
+        with pytest.raises(ConfigurationError, match="a Unix socket has no other nodes"):
+            RedisStore("default", url="unix:///redis.sock", **options)
+
+
+def test_a_prefix_keeps_the_keys_of_a_shard_in_one_slot(make_store, cluster):
+    """``{}`` would hide the shard's hash tag, so that no filter could be built."""
+    built(make_store(cluster, prefix="{a}b}{"))
+    with pytest.raises(ConfigurationError, match=r"in a Cluster it has no '\{\}'"):
+        make_store(cluster, prefix="a{}")
 
 
 def test_metrics_lie_where_their_slots_are(store, cluster):

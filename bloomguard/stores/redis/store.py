@@ -93,6 +93,8 @@ class RedisStore(Store):
         self._clustered = isinstance(servers, ClusterServers)
         if self._clustered:
             self.shard_bytes = _CLUSTER_SHARD_BYTES
+            if "{}" in prefix:  # the keys of one shard would be in different slots
+                raise ConfigurationError(f"the store {alias!r}: prefix is {prefix!r}; in a Cluster it has no '{{}}'")
         self._request_timeout = connect_timeout + read_timeout
         self._reads = servers.link(connect_timeout, read_timeout, breaks=True)
         self._adds = servers.link(connect_timeout, add_timeout, breaks=False)

@@ -199,6 +199,8 @@ def find_servers(
         raise ConfigurationError(f"the store {alias!r} has {len(urls)} URLs; give one, or several with cluster=True")
     if cluster and sentinels:
         raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; remove one of them")
+    if (cluster or sentinels) and any(str(each).startswith("unix:") for each in urls):
+        raise ConfigurationError(f"the store {alias!r}: a Unix socket has no other nodes; name a host by redis://")
     try:
         pools = [redis.ConnectionPool.from_url(each) for each in urls if isinstance(each, str) and _is_whole(each)]
     except ValueError:
