@@ -93,7 +93,10 @@ class FrameGeneration(Generation):
 
     def add(self, keys: RowKeys, *, once: bool = False) -> None:
         if len(keys) >= self._several:
-            self._add_more(keys, once)
+            if len(keys) >= self._many:
+                self._add_in_bulk(keys, once)
+            else:
+                self._add_several(keys)
             return
         located = self._located(keys if type(keys) is list else one_by_one(keys))
         recent_positions, positions = self.layout.recent_positions, self._positions
@@ -109,24 +112,18 @@ class FrameGeneration(Generation):
                     if not (frame.has_bits(bits) and (positions is not None or attached.might_contain_digest(digest))):
                         raise CorruptFilter(self._lost)
 
-    def _add_more(self, keys: RowKeys, once: bool) -> None:
-        if len(keys) >= self._many:
-            self._add_in_bulk(keys, once)
-        else:
-            for start in range(0, len(keys), _WRITTEN_AT_ONCE):
-                self._add_several(keys[start : start + _WRITTEN_AT_ONCE])
-
     def _add_several(self, keys: RowKeys) -> None:
-        placed = [
-            (self._shard(index)[0], self.layout.written_positions(low))
-            for index, low, _ in self.layout.locate_many(keys)
-        ]
-        with self._locked(True):
+        for start in range(0, len(keys), _WRITTEN_AT_ONCE):
+            placed = [
+                (self._shard(index)[0], self.layout.written_positions(low))
+                for index, low, _ in self.layout.locate_many(keys[start : start + _WRITTEN_AT_ONCE])
+            ]
+            with self._locked(True):
+                for frame, positions in placed:
+                    frame.write_bits(positions)
             for frame, positions in placed:
-                frame.write_bits(positions)
-        for frame, positions in placed:
-            if not frame.has_many_bits(positions):
-                raise CorruptFilter(self._lost)
+                if not frame.has_many_bits(positions):
+                    raise CorruptFilter(self._lost)
 
     def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
         for frame, attached, low, high in self._parts(self.layout.locate_many(keys)):
@@ -154,13 +151,7 @@ class FrameGeneration(Generation):
 
     def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, Any, int]]:
         """Return for each key its shard's frame and filter, and its digest."""
-        located = []
-        for shard, digest in map(self.layout.locate, keys):
-            frame, attached = self._frames[shard], self._filters[shard]
-            if frame is None or attached is None:
-                frame, attached = self._shard(shard)
-            located.append((frame, attached, digest))
-        return located
+        return [(*self._shard(shard), digest) for shard, digest in map(self.layout.locate, keys)]
 
     @property
     def _lost(self) -> str:
@@ -248,11 +239,14 @@ class WriteLock:
         if fd is not None:
             close(fd)
 
-    def __call__(self, exclusive: bool) -> Turn:
-        """Return a block under the exclusive or shared lock; raises :class:`StoreError` after a timeout."""
-        return Turn(self._held(exclusive))
+    @contextmanager
+    def __call__(self, exclusive: bool) -> Iterator[None]:
+        """Hold the exclusive or shared lock for a block; raises :class:`StoreError` after a timeout.
 
-    def _held(self, exclusive: bool) -> Iterator[None]:
+        A time limit or Ctrl-C may raise its exception at any line, also when the block has just been left and nothing
+        is unlocked yet. A generator is closed at its end, so that it unlocks all the same; else every later add would
+        fail.
+        """
         self._take(fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         try:
             yield
@@ -322,23 +316,3 @@ class WriteLock:
 
     def __del__(self) -> None:
         self._close()
-
-
-class Turn:
-    """A block under a lock: the generator ``steps`` locks in its first step and unlocks in the second.
-
-    A time limit or Ctrl-C may raise its exception at any line, also when ``__exit__`` has just been called and has done
-    nothing. A generator is closed at its end, so that it unlocks all the same; else every later add would fail. What
-    :func:`contextmanager` makes of one does the same, in three times the time.
-    """
-
-    __slots__ = ("_steps",)
-
-    def __init__(self, steps: Iterator[None]) -> None:
-        self._steps = steps
-
-    def __enter__(self) -> None:
-        next(self._steps)
-
-    def __exit__(self, *exception: object) -> None:
-        next(self._steps, None)
