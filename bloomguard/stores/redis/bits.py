@@ -7,14 +7,13 @@ their checksum is not used.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain, islice
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...filters import CorruptFilter
-from ...filters.bloom import BloomShape
 from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
-from ...filters.hashing import MASK60
 from ...filters.layout import Layout
 from .commands import Command, Part
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from ...filters.bulk import U64
 
 _BITS = 2_000  # bits that one command sets or reads
-_FEW = 16  # bits of which it does not pay to see if their offsets have equally many digits
 _BIT_BYTES = 36  # bytes of a command for each bit that it sets
 _MOST_IMAGE_BYTES = 1 << 20  # other clients wait for some 2 ms
 _TAG_BYTES = 8
@@ -38,10 +36,6 @@ class Operation(NamedTuple):
 
     def encode(self, offsets: Sequence[int]) -> bytes:
         """Return the subcommands at all ``offsets``, of which there is at least one."""
-        if len(offsets) > _FEW:
-            digits = len(str(max(offsets)))
-            if len(str(min(offsets))) == digits:  # takes half the time
-                return f"{self.before}${digits}\r\n%d\r\n{self.after}".encode() * len(offsets) % tuple(offsets)
         between = f"\r\n{self.after}{self.before}$"
         each = between.join([f"{len(offset)}\r\n{offset}" for offset in map(str, offsets)])
         return f"{self.before}${each}\r\n{self.after}".encode()
@@ -115,38 +109,22 @@ class Bits:
 
     def checks(self, shard: int, digests: Sequence[int]) -> Part:
         """Return the commands that check many keys of one shard, and the function that decodes their replies."""
-        columns = self._columns(digests)
-        step = _BITS // len(columns)  # keys that one command checks
-        parts = [[each[start : start + step] for each in columns] for start in range(0, len(digests), step)]
+        placed = [self._positions(digest) for digest in digests]
+        step = _BITS // max(map(len, placed))  # keys that one command checks; of a bitmap, only some have several bits
+        parts = [placed[start : start + step] for start in range(0, len(placed), step)]
 
         def answers(replies: Sequence[Any]) -> list[bool]:
             found: list[bool] = []
             for part, reply in zip(parts, replies):
                 self.fields.check_tags(shard, reply)
-                keys = len(part[0])
-                found += map(all, zip(*(reply[at : at + keys] for at in range(2, len(reply), keys))))
+                bits = iter(reply[2:])
+                found += [0 not in list(islice(bits, len(each))) for each in part]
             return found
 
-        bits = [b"".join(map(GET.encode, part)) for part in parts]
-        words = [GET.words * len(part) * len(part[0]) for part in parts]
-        return Part([self.fields.joined(shard, *each) for each in zip(words, bits)], answers)
-
-    def _columns(self, digests: Sequence[int]) -> list[list[int]]:
-        """Return the offsets of the first bits of all keys, then of the second ones, and so on."""
-        first, shape = self.fields.body_bit, self._layout.shape
-        if isinstance(shape, BloomShape):
-            lows = [digest & MASK60 for digest in digests]
-            return [[first + start + low % size for low in lows] for start, size in zip(shape.starts, shape.sizes)]
-        placed = [self._positions(digest) for digest in digests]
-        most = max(map(len, placed))
-        # An ID in the range of a bitmap has one bit. It is read as often as IDs outside of the range have bits.
-        rows = [each if len(each) == most else each * most for each in placed]
-        return [[first + position for position in column] for column in zip(*rows)]
+        return Part([self.fields.command(shard, GET, list(chain.from_iterable(part))) for part in parts], answers)
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add keys to one shard, and the function that checks their replies."""
-        if len(digests) == 1:  # nearly always
-            return self.sets(shard, self._positions(digests[0]) + self._recent(digests[0]))
         return self.sets(shard, [at for each in digests for at in (*self._positions(each), *self._recent(each))])
 
     def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
@@ -177,7 +155,5 @@ class Bits:
             for reply in replies:
                 self.fields.check_tags(shard, reply)
 
-        if len(positions) <= _BITS:  # nearly always
-            return Part([self.fields.command(shard, _SET, positions)], check)
         parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
         return Part([self.fields.command(shard, _SET, part) for part in parts], check)
