@@ -334,7 +334,6 @@ async def black_hole_of_a_loop(proxy: Proxy) -> None:
     report.add("an awaited check of a black-holed server", statistics.median(waiting) * 1e3, "ms", at_most=55)
     report.add("two hundred of them at once", flood * 1e3, "ms", at_most=150)
     report.add("an awaited check once the breaker is open", statistics.median(passing) * 1e3, "ms", at_most=0.1)
-    await store.aclose()
     store.close()
 
 

@@ -7,14 +7,13 @@ counter that has reached its maximum stays there, because it no longer has the e
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import codec
 from .bloom import BloomFilter, BloomShape, PartitionedFilter
 from .bulk import np
-from .hashing import MASK60, KeyHash, compile_function
+from .hashing import MASK60, KeyHash
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,19 +72,12 @@ class CountingBloomFilter(PartitionedFilter):
             self.body[offset : offset + self.layout.part_bytes(size)]
             for offset, size in zip(self.layout.offsets, self.layout.sizes)
         )
-        self.might_contain = self._compile("key", f"{self.key_hash.expression} & {MASK60}")
-        self.might_contain_digest = self._compile("digest", f"digest & {MASK60}")
 
-    def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
-        names = {f"c{i}": part for i, part in enumerate(self._parts)} | {"halves": (240, 15)}
-        probe = "c{0}[(p := h % {1}) >> 1] & halves[p & 1]"
-        if self.cell_bits == 32:
-            names = {f"c{i}": part.cast("I") for i, part in enumerate(self._parts)}  # only compared with 0
-            probe = "c{0}[h % {1}]"
-        probes = " and ".join(probe.format(i, size) for i, size in enumerate(self.layout.sizes))
-        return compile_function(
-            argument, names | self.key_hash.names(), f"h = {digest}", f"return True if {probes} else False"
-        )
+    def might_contain(self, key: bytes) -> bool:
+        return self.might_contain_digest(self.digest(key))
+
+    def might_contain_digest(self, digest: int) -> bool:
+        return all(self._counts(digest))
 
     def _counts(self, digest: int) -> list[int]:
         low, counts = digest & MASK60, []

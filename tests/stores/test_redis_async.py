@@ -420,22 +420,6 @@ def test_the_connections_of_a_loop_that_was_just_closed_are_dropped(store, serve
     servers.until(lambda: connections(server) == before)
 
 
-def test_closing_the_store_in_a_loop_hangs_up(store, server):
-    """``aclose`` closes what the loop has open; whoever asks next connects anew."""
-    made = built(store)
-    store.close()
-    before = connections(server)
-
-    async def ask():
-        assert await made.amight_contain(key(NUMBERS[0]))
-        await store.aclose()
-        await store.aclose()
-        servers.until(lambda: connections(server) == before)
-        assert await made.amight_contain(key(NUMBERS[0]))
-
-    asyncio.run(ask())
-
-
 def test_many_tasks_take_few_connections(store, server):
     """A thousand tasks at once share a few connections, and all get their answers."""
     made = built(store)

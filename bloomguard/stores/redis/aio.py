@@ -272,11 +272,6 @@ class AsyncClusterLink:
             link = self._links.setdefault(address, self._make_link(address))
         return link
 
-    async def close(self) -> None:
-        """Close this loop's connections; the next round trip opens new ones."""
-        for link in list(self._links.values()):
-            await link.close()
-
 
 class _ReplyTimeout:
     """Context manager that closes the connection if no reply arrives for ``seconds``, and raises a timeout at exit."""

@@ -281,11 +281,6 @@ class RedisStore(Store):
         for link in (self._reads, self._adds, self._bulk):
             link.close()
 
-    async def aclose(self) -> None:
-        """Close the connections of the running event loop, as its shutdown does; the next command opens new ones."""
-        if self._async_reads is not None:
-            await self._async_reads.close()
-
 
 def _shards(count: bytes | None) -> int:
     """Return the number of shards in a hash entry, at most :data:`MAX_SHARDS`; 0 if the entry is not a number."""
