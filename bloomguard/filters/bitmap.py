@@ -256,7 +256,7 @@ class ExactBitmap(BodyFilter):
         if outside.any():
             self._overflow.add_digests(low[outside] & np.uint64(MASK60))
             low = low[~outside]
-        bulk.set_few(np.frombuffer(self.body, np.uint8), low.view(np.int64))
+        bulk.set_at(np.frombuffer(self.body, np.uint8), low.view(np.int64))
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         inside = low < np.uint64(self.layout.span)

@@ -160,7 +160,7 @@ def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices:
         part, size = parts[index]
         for start in range(0, len(low), _SCATTERED):
             block = low[start : start + _SCATTERED]
-            set_scattered(part, remainders(block, size, scratch[: len(block)]))
+            set_at(part, remainders(block, size, scratch[: len(block)]))
 
 
 def _scatter(flags: NDArray[np.bool_], size: int, low: U64, starts: Iterator[int]) -> None:
@@ -177,15 +177,12 @@ def _pack(flags: NDArray[np.bool_], part: NDArray[np.uint8], starts: Iterator[in
         mine.fill(False)  # for the next partition
 
 
-def set_scattered(cells: NDArray[np.uint8], positions: I64) -> None:
-    """Set bits that are so scattered that few share a byte; no other thread may write to ``cells``.
-
-    ``positions`` is overwritten.
-    """
+def set_at(cells: NDArray[np.uint8], positions: I64) -> None:
+    """Set the bits at ``positions``; no other thread may write to ``cells``."""
     masks = positions.astype(np.uint8)
     masks &= 7
     np.right_shift(128, masks, out=masks)
-    offsets = np.right_shift(positions, 3, out=positions)
+    offsets = positions >> 3
     while len(offsets):
         found = cells.take(offsets)
         found |= masks
@@ -194,13 +191,6 @@ def set_scattered(cells: NDArray[np.uint8], positions: I64) -> None:
         np.bitwise_and(np.bitwise_not(found, out=found), masks, out=found)
         lost = np.flatnonzero(found)  # another bit was written to their byte after them
         offsets, masks = offsets[lost], masks[lost]
-
-
-def set_few(cells: NDArray[np.uint8], positions: I64) -> None:
-    """Set bits without flags: sort their positions, then change only their bytes."""
-    for start in range(0, len(positions), _BLOCK):
-        offsets, values = with_bits(cells, positions[start : start + _BLOCK])
-        cells[offsets] = values
 
 
 def with_bits(cells: NDArray[np.uint8], positions: I64) -> tuple[I64, NDArray[np.uint8]]:

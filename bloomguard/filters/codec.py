@@ -27,7 +27,7 @@ from zlib import adler32, crc32
 from bitarray import bitarray
 
 from ..exceptions import CorruptFilter, TooLarge
-from .bulk import np, set_few, with_bits
+from .bulk import np, set_at, with_bits
 
 if TYPE_CHECKING:
     from .bulk import I64
@@ -261,7 +261,7 @@ class Frame:
 
     def set_bits(self, positions: I64) -> None:
         """Set many bits, after :meth:`begin` and before :meth:`seal`."""
-        set_few(np.frombuffer(self._data, np.uint8), positions)
+        set_at(np.frombuffer(self._data, np.uint8), positions)
 
     def has_many_bits(self, positions: I64) -> bool:
         """Return whether all bits of many are set."""
