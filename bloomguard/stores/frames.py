@@ -308,6 +308,8 @@ class WriteLock:
                     self._checks_done = due
                     return self._fd
             self._close()
+            if seconds() > deadline:  # as on a FUSE file system that numbers a file anew at each look
+                raise StoreError(f"the lock {self._path} is another file each time it is opened")
 
     def __del__(self) -> None:
         self._close()

@@ -75,6 +75,18 @@ def test_a_frozen_time_ends_no_wait_late(files, monkeypatch):
         other.add([key(1)])
 
 
+@pytest.mark.timeout(20)
+def test_a_lock_that_is_never_the_one_at_its_path_is_given_up(files, monkeypatch):
+    """As on a FUSE file system that numbers a file anew at each look."""
+    made = files.create("city", "a", make_layout())
+    monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
+    monkeypatch.setattr(os.path, "samestat", lambda one, other: False)
+    made._locked.recheck()
+
+    with pytest.raises(StoreError, match="lock"):
+        made.add([key(1)])
+
+
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("kind", "turns"), [("cuckoo", 8), ("bloom", 1)])
 @pytest.mark.parametrize(
