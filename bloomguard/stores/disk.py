@@ -104,18 +104,6 @@ def opened_private(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def read_private(path: Path, most: int) -> bytes:
-    """Return the content of a private file of at most ``most`` bytes.
-
-    Raises :class:`NotPrivate` if the file is longer or other users could have written it, and :class:`OSError`.
-    """
-    with opened_private(path, os.O_RDONLY) as fd:
-        found = os.pread(fd, most + 1, 0)
-    if len(found) > most:
-        raise NotPrivate(f"{path} has more than the {most:,} bytes that it was created with")
-    return found
-
-
 def lock_file(fd: int, path: Path, how: int, deadline: float) -> None:
     """Take ``flock``; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
     pause = 0.00002

@@ -71,7 +71,8 @@ class FileStore(Store):
         """
         try:
             check_folder(self.path, may_be_link=True)
-            life = disk.read_private(self.path / disk.IDENTITY, _IDENTITY_BYTES).decode(errors="replace")
+            with opened_private(self.path / disk.IDENTITY, os.O_RDONLY) as fd:
+                life = os.pread(fd, _IDENTITY_BYTES, 0).decode(errors="replace")
             place = f"{life}:{self._boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
         except PermissionError as error:  # as after a rebuild_filter by root: a rebuild by this user does not help
             raise StoreError(self._cannot("read", error)) from error

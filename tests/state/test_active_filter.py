@@ -620,7 +620,7 @@ def test_a_store_that_this_user_may_not_read_is_logged(product, monkeypatch, cap
     def denied(*args):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    monkeypatch.setattr(disk, "read_private", denied)
+    monkeypatch.setattr(disk, "open_private", denied)
     monkeypatch.setattr(os, "listdir", denied)
 
     with caplog.at_level(logging.WARNING, logger="bloomguard"):

@@ -224,7 +224,5 @@ def _read(parts: Iterable[Part], replies: Sequence[Any]) -> list[Any]:
 
 def _ordered(numbers: Sequence[Sequence[int]], found: Sequence[Sequence[bool]]) -> list[bool]:
     """Return the answers to the keys with these ``numbers`` in the order of the keys."""
-    if len(found) == 1:
-        return list(found[0])
     ordered = dict(zip(chain.from_iterable(numbers), chain.from_iterable(found)))
     return [ordered[number] for number in range(len(ordered))]
