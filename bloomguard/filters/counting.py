@@ -74,9 +74,11 @@ class CountingBloomFilter(PartitionedFilter):
         )
 
     def might_contain(self, key: bytes) -> bool:
+        """Return whether no counter of ``key`` is 0."""
         return self.might_contain_digest(self.digest(key))
 
     def might_contain_digest(self, digest: int) -> bool:
+        """Do the same for the key with this digest."""
         return all(self._counts(digest))
 
     def _counts(self, digest: int) -> list[int]:

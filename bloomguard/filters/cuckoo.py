@@ -45,6 +45,7 @@ from .cuckoo_table import (
     FACTOR,
     HEAD,
     LOAD,
+    RETRIES,
     SLOTS,
     SPILLED,
     CuckooShape,
@@ -64,7 +65,6 @@ _FEW = 32  # extra slots for small tables, whose buckets fill less evenly
 # Limits of the search for a free slot: at load 0.95 it visits about ten buckets, a few hundred at worst. Once something
 # has spilled, the table may be full, so the search is shorter.
 _MOST_BUCKETS, _MOST_BUCKETS_FULL = 500, 50
-_RETRIES = 100
 _OTHER = f"(f * {FACTOR} - a) % {{}}"
 
 
@@ -366,7 +366,7 @@ def _look_again(
 ) -> bool:
     """Repeat a check during which a writer moved something; after too many moves return ``True``, the safe answer."""
     fingerprint, *pair = shape.place(digest)
-    for _ in range(_RETRIES):
+    for _ in range(RETRIES):
         before = moves[0]
         if any(fingerprint in unpack(table, bucket * shape.bucket_bytes) for bucket in pair):
             return True

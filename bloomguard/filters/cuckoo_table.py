@@ -40,7 +40,7 @@ _FEW = 16  # up to this many keys a round costs more than adding them one at a t
 _DEEPEST = 3  # moves per key in a round: longer paths are rare, and found one at a time
 _WIDEST = 1 << 16  # paths examined in one round: limits the memory
 _CROWDED = 0.97  # share of the slots: if keys had no room in so full a table, the rest spills without a search
-_RETRIES = 100
+RETRIES = 100  # checks of a key, if a writer moves something during each
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
         chunk = slice(start, start + _CHUNK)
         fingerprints, first, second = _place(filter.layout, low[chunk], high[chunk])
         left = np.arange(len(first))
-        for _ in range(_RETRIES):
+        for _ in range(RETRIES):
             before = filter._moves[0]
             wanted = fingerprints[left][:, None]
             here = (table[first[left]] == wanted).any(axis=1)

@@ -87,8 +87,6 @@ class KeyHash:
             return NotImplemented
         return self.width == other.width and compare_digest(self.secret, other.secret)
 
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def expression(self) -> str:
         """Python source that computes the digest of ``key`` from :meth:`names`; filters inline it in their checks."""
