@@ -60,8 +60,7 @@ class Rebuild:
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.guard = guard
-        self._progress = progress
+        self.guard, self._progress = guard, progress
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
         self._last_heartbeat, self._name = clock(), ""
@@ -397,5 +396,5 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         for one in rebuilds:
             one.withdraw()
         raise
-    found = [outcomes[one] for one in rebuilds]
-    return [replace(each, waited_seconds=waited) if isinstance(each, Report) else each for each in found]
+    found = (outcomes[one] for one in rebuilds)
+    return [replace(done, waited_seconds=waited) if isinstance(done, Report) else done for done in found]
