@@ -143,9 +143,7 @@ class Rebuild:
             return False
         self._create_empty()  # a filter that cannot be made must not end what the other store serves
         if seen.status != FENCED or seen.building:
-            reason = "the guard's options have changed, or the database, schema or table of its rows"
-            if not (seen.is_ours and seen.is_in(self.store.identity)):
-                reason = seen.describe_location(self.store)
+            reason = standby.why_replaced(self.store, seen)
             self._seen = self._changed(seen, **self.table.fenced_values(reason))
             self.table.log_fenced(self.guard.name, reason)
         # Even if it is fenced already we wait: the fence may be younger than a lease.
