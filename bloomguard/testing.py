@@ -326,6 +326,9 @@ class _TestFilter(ActiveFilter):
     def store(self) -> Store:
         return self._store
 
+    #: Empty, so no absence is remembered: the proof of one would be a state row in the database.
+    answered_last = ""
+
     def arm(self) -> None:
         """Let the keys answer, and get the keys of written rows."""
         self.rows.rows[self.name] = State(self.name, version=1, identity=self.store.identity, active=_GENERATION)
@@ -393,6 +396,5 @@ def _keys(guard: Guard, sources: Sources) -> Iterator[bytes]:
     for source in sources:
         # One SELECT: ``iterator()`` would need a transaction, or in one a savepoint.
         for values in source.rows().order_by().values_list(*guard._meta.attnames):
-            key = source.key(values)
-            if key is not None:  # such as NULL: no request can look it up
+            if (key := source.key(values)) is not None:  # such as NULL: no request can look it up
                 yield key

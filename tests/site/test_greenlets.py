@@ -24,9 +24,9 @@ from django.db import connections, transaction
 from bloomguard.guards import registry
 from bloomguard.lookups import guarded_lookups
 from tests.shop.models import Product
-from tests.support import database
+from tests.support.child_settings import CURRENT
 
-ALIAS, done, missed = database.current, [], []
+ALIAS, done, missed = CURRENT, [], []
 
 def find(pk):
     with guarded_lookups():

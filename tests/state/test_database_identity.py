@@ -16,6 +16,7 @@ from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 
 from bloomguard.guards import Guard, registry
+from bloomguard.lookups.misses import remember_missing
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.standby import is_of
@@ -126,7 +127,7 @@ def test_a_server_that_does_not_wait_for_its_disk_lets_nothing_be_forgotten(serv
     state = states.table.renewed("counted")
     assert guard.verdict(2) is MAYBE
     assert not guard._runtime.active_filter.negative_cache.is_worth_asking(b"2", state.active)
-    guard._runtime.active_filter.negative_cache.remember(guard._meta.keys.key(2), state.active, "postgresql")
+    remember_missing(guard, 2, state.active, "postgresql")
     assert not guard._runtime.active_filter.negative_cache.marks
 
 

@@ -68,7 +68,7 @@ def remember(*keys: bytes):
     active = registry["product"]._runtime.active_filter
     for key in keys:
         active.negative_cache.is_worth_asking(key, active.answered_last)
-        active.negative_cache.remember(key, active.answered_last, database.current)
+        active.negative_cache.remember(key, active.answered_last)
     active.negative_cache.tidy([active.answered_last])
 
 

@@ -34,7 +34,7 @@ from bloomguard.state import negative_cache as remembered
 from bloomguard.guards import registry
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.verdicts import REMEMBERED
-from tests.support import database
+from tests.support.child_settings import CURRENT
 from tests.shop.models import Product
 
 given = json.loads(sys.stdin.readline())
@@ -63,7 +63,7 @@ def count(execute, sql, params, many, context):
     queries += "shop_product" in sql
     return execute(sql, params, many, context)
 
-with connections[database.current].execute_wrapper(count):
+with connections[CURRENT].execute_wrapper(count):
     found = [look(value) for _ in range(given["times"]) for value in values]
 print(json.dumps([queries, any(found)]))
 """
@@ -79,7 +79,7 @@ def count(execute, sql, params, many, context):
     return execute(sql, params, many, context)
 
 ends = time.monotonic() + given["seconds"]
-with connections[database.current].execute_wrapper(count):
+with connections[CURRENT].execute_wrapper(count):
     while time.monotonic() < ends:
         assert not any([look(value) for value in values])
         rounds += 1

@@ -8,6 +8,8 @@ from config.settings import *  # noqa: F403
 from config.settings import INSTALLED_APPS
 
 _given: dict[str, Any] = json.loads(os.environ["BLOOMGUARD_CHILD"])
+#: The alias that the test uses.
+CURRENT: str = _given["current"]
 
 DEBUG = False
 ALLOWED_HOSTS = ["testserver", "localhost", "127.0.0.1"]
@@ -23,7 +25,7 @@ class Router:
     """Sends each query to the test's database. The tests' own router would import pytest and clients of servers."""
 
     def db_for_read(self, model: Any, **hints: Any) -> str:
-        return _given["current"]  # type: ignore[no-any-return]
+        return CURRENT
 
     db_for_write = db_for_read
 
@@ -32,4 +34,4 @@ class Router:
 
     def allow_migrate(self, db: str, *arguments: Any, **hints: Any) -> bool:
         """Only here: else requests read more than one database, and the door leaves its routes to Django."""
-        return db == _given["current"]  # type: ignore[no-any-return]
+        return db == CURRENT

@@ -13,6 +13,7 @@ from django.db import models as fields
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import Q
 
+from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
@@ -243,7 +244,7 @@ def test_all_generations_of_a_row_are_of_one_version(each_database, fresh, clock
     with registered(Article, name="thing", lookup="slug") as guard:
         failing = Rebuild(guard, sleep=clock.sleep)
         monkeypatch.setattr(failing, "_fill", lambda *arguments: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(RebuildError, match="ZeroDivisionError"):
             failing.run()
     row = GuardState.objects.get(name="thing")
 
