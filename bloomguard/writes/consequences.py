@@ -174,7 +174,7 @@ class DatabaseCache:
         if found is None:
             name = bare(table, self.vendor)
             every = {Effect(verb, name) for verb in WRITES}
-            is_own = SYSTEM_TABLES.fullmatch(name) is None and name != STATE_ROWS
+            is_own = SYSTEM_TABLES.fullmatch(name) is None
             found = self._quiet[table] = is_own and not self._writers and not self._reaches(every, self.catalogue)
         return found
 
@@ -185,8 +185,11 @@ class DatabaseCache:
         )
 
     def add(self, sql: str, own: str = "") -> None:
-        """Cache ``sql`` as a text that writes nothing of a guard, but for what the ORM writes to the table ``own``."""
-        if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp:
+        """Cache ``sql`` as a text that writes nothing of a guard, but for what the ORM writes to the table ``own``.
+
+        Not one that may change state rows: see :func:`.state_rows.before_change`.
+        """
+        if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp and STATE_ROWS not in sql.lower():
             if len(self.texts) >= _MOST_TEXTS:
                 self.texts = {"BEGIN": ""}
             self.texts[sql] = own

@@ -74,6 +74,8 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         early.record_write(reading.effects | reading.known, connection.alias)
     unknown_guards.read_once()
     cache = current_cache(connection.alias)
+    if connection.vendor == "sqlite" and _changes_state_rows(sql, connection):  # also if no guard's keys depend on it
+        state_rows.before_change(connection.alias)
     if _is_harmless(sql, own, cache, connection):
         return execute(sql, params, many, context)
     text = text_of(sql, connection)
@@ -89,8 +91,6 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             elif fencing.may_write_later(connection):
                 _Unread.of(connection).add(text, own)
     reading = read(text, connection)
-    if any(effect.name == STATE_ROWS for effect in reading.effects):
-        state_rows.before_change(connection.alias)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         if not changes_level:
             cache.add(text)
@@ -107,6 +107,11 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     if fenced == {} and is_certain and is_kept and not (own or reading.defines or changes_level):
         cache.add(sql)
     return result
+
+
+def _changes_state_rows(sql: Any, connection: Any) -> bool:
+    is_about_them = STATE_ROWS in text_of(sql, connection).lower()
+    return is_about_them and any(effect.name == STATE_ROWS for effect in read(sql, connection).effects)
 
 
 def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> bool:

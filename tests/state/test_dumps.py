@@ -73,25 +73,48 @@ def test_what_a_user_has_fenced_stays_so(each_database, fresh, clock, tmp_path, 
         assert loaded.reason == reason
 
 
+def changed_by_the_orm(name):
+    GuardState.objects.using(database.current).filter(name=name).update(status="fenced")
+
+
+def changed_by_raw_sql(name):
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("UPDATE bloomguard_guardstate SET status = 'fenced' WHERE name = %s", [name])
+
+
+def deleted_by_raw_sql(name):
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("DELETE FROM bloomguard_guardstate WHERE name = %s", [name])
+
+
 @pytest.mark.django_db(databases="__all__", transaction=True)
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
 @pytest.mark.parametrize(
-    "change", ["DELETE FROM bloomguard_guardstate", "UPDATE bloomguard_guardstate SET status = 'fenced'"]
+    "change", [changed_by_the_orm, changed_by_raw_sql, deleted_by_raw_sql], ids=lambda change: change.__name__
 )
-def test_raw_sql_that_changes_state_rows_is_followed(each_database, fresh, clock, change):
-    """Until its COMMIT other processes answer by the rows from before, so the COMMIT waits."""
+@pytest.mark.parametrize("sync", ["statements", "signals"])
+def test_whatever_changes_state_rows_is_followed(each_database, fresh, clock, monkeypatch, change, sync):
+    """Until its COMMIT other processes answer by the rows from before, so the COMMIT waits, each time."""
+    for each in registry:
+        monkeypatch.setattr(type(each), "sync", sync, raising=False)
+    registry.changed()
     guard, connection = registry["product"], connections[database.current]
     Rebuild(guard, sleep=clock.sleep).run()
+    Product.objects.create(pk=6)
+    change("a guard that there is not")  # outside a transaction: nothing waits, and the text is known from now on
 
     def take_long(execute, sql, params, many, context):
         clock.sleep(1.5)
         return execute(sql, params, many, context)
 
-    with transaction.atomic(using=database.current):
-        with connection.cursor() as cursor:
-            cursor.execute(change)
-        with connection.execute_wrapper(take_long):
-            Product.objects.create(pk=7)
-        committed_at = clock.now
+    try:
+        with transaction.atomic(using=database.current):
+            change("product")
+            with connection.execute_wrapper(take_long):
+                Product.objects.create(pk=7)
+            committed_at = clock.now
 
-    assert clock.now - committed_at >= EXPIRY_SECONDS
+        assert clock.now - committed_at >= EXPIRY_SECONDS
+    finally:
+        monkeypatch.undo()
+        registry.changed()
