@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ..guards.strayed import strayed
-from .sql.tokens import UNKNOWN, Tokens, Unclear, tokens
+from .sql.tokens import MARK, UNKNOWN, WORD, Tokens, Unclear, tokens
 
 #: On MySQL and MariaDB: another database, or deleted rows of a system-versioned table. A statement may begin after
 #: another one or after a comment; an index hint is none.
@@ -40,7 +40,9 @@ def _hides_one(text: str, vendor: str, tables: Collection[str]) -> bool:
         found = Tokens(tokens(text, vendor))
     except Unclear:
         return True
-    for at, (_, value) in enumerate(found.found):
+    for at, (kind, value) in enumerate(found.found):
+        if kind != WORD and _MAY_BE_TEMPORARY.search(value) is not None and _sends_one(kind, value, vendor, tables):
+            return True
         is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
         if not is_schema and found.word(at) not in ("temp", "temporary"):
             continue
@@ -48,3 +50,9 @@ def _hides_one(text: str, vendor: str, tables: Collection[str]) -> bool:
         if name in tables or name == UNKNOWN:
             return True
     return False
+
+
+def _sends_one(kind: str, literal: str, vendor: str, tables: Collection[str]) -> bool:
+    """Return whether a literal may be code that makes one: of a function, of DO or EXECUTE. Most are no SQL at all."""
+    is_escaped = kind == MARK  # so its words are not known
+    return any(name in literal.lower() for name in tables) and (is_escaped or _hides_one(literal, vendor, tables))

@@ -425,7 +425,8 @@ def test_databases_of(monkeypatch):
     ("each_database", "made"),
     [("sqlite", "TEMP TABLE {}"), ("mariadb", "TEMPORARY TABLE {}"), ("postgresql", "TEMPORARY TABLE {}"),
      ("postgresql", "temp table if not exists {}"), ("postgresql", 'TABLE pg_temp."{}"'),
-     ("sqlite", "TEMP /* today's */ TABLE {}"), ("postgresql", "TEMP TABLE -- today's\n{}")],
+     ("sqlite", "TEMP /* today's */ TABLE {}"), ("postgresql", "TEMP TABLE -- today's\n{}"),
+     ("postgresql", "DO $$ BEGIN CREATE TEMP TABLE {} AS {}; END $$")],
     indirect=["each_database"],
 )  # fmt: skip
 def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_database, build, clock, made):
@@ -436,7 +437,8 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE products_of_today AS SELECT id FROM shop_product")
         assert connection.alias not in strayed.strayed
-        cursor.execute(f"CREATE {made.format('shop_product')} AS SELECT 7 AS id, name FROM {real}")
+        sql = made if made.startswith("DO") else f"CREATE {made} AS {{}}"
+        cursor.execute(sql.format("shop_product", f"SELECT 7 AS id, name FROM {real}"))
 
     def rebuild():
         Rebuild(registry["product"], sleep=clock.sleep).run()
@@ -465,6 +467,13 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
         ("postgresql", "CREATE TABLE pg_temp_3.city (id int)", True),
         ("postgresql", "CREATE TEMP TABLE %s (id int)", True),
         ("mysql", "CREATE TEMPORARY TABLE a (b text DEFAULT 'it\\'s')", True),  # unclear
+        ("postgresql", "DO $$ BEGIN CREATE TEMP TABLE city (id int); END $$", True),
+        ("postgresql", "DO $$ BEGIN EXECUTE 'CREATE TEMP TABLE city (id int)'; END $$", True),
+        ("postgresql", "DO $$ BEGIN EXECUTE E'CREATE TEMP TABLE\\ncity (id int)'; END $$", True),
+        ("mysql", "EXECUTE IMMEDIATE 'CREATE TEMPORARY TABLE City (id int)'", True),
+        ("mysql", 'PREPARE made FROM "CREATE TEMPORARY TABLE city (id int)"', True),
+        ("postgresql", "INSERT INTO log VALUES ('the city''s temp fell')", True),  # unclear
+        ("postgresql", "INSERT INTO log VALUES ('it''s a temp worker', 'a temp of the city')", False),
         ("postgresql", "CREATE TEMP TABLE today AS SELECT * FROM city", False),
         ("sqlite", "CREATE TEMP TABLE IF NOT EXISTS today (city text)", False),
         ("postgresql", "SELECT temp FROM city", False),
