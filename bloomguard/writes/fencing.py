@@ -249,6 +249,7 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
     """
     fenced: list[Guard] = []
     set_at: dict[StateTable, float] = {}
+    committed: list[PendingFence] = []
     try:
         for guard, reason in reasons.items():
             table = table_of(guard)
@@ -258,12 +259,9 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                     if state is not None and not state.generations:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
-                elif (
-                    table.is_read_otherwise
-                    or (locks_out(table, using) and has_begun(connections[using]))
-                    or holds_row(table, guard.name, using)
-                ):
-                    _fence_within(table, guard.name, using, reason)
+                # On SQLite a query of it that is not read to its end locks out the one for the state rows, too.
+                elif table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+                    committed += _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
                     set_at[table] = table.clock()
@@ -272,6 +270,8 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
             table.renew(after=since)  # a fence that was read before this wait needs no second one
             table.sleep(max(0.0, since + EXPIRY_SECONDS - table.clock()))
             table.renew()
+        for pending in committed:
+            pending.finish()
     except DatabaseError as error:
         raise StoreError(
             f"{guard.name}: {reason.rstrip('.')}, and the guard could not be fenced: {str(error).strip()}. The write "
@@ -375,7 +375,8 @@ def _committed(table: StateTable, using: str) -> Rows:
     return table.visible_to(using) | {name: fence.before for name, fence in _pending(using).items()}
 
 
-def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None:
+def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list[PendingFence]:
+    """Fence by the writer's connection; return what is to be waited for now: a fence outside of a transaction."""
     connection = connections[using]
     if table.is_read_otherwise or locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
@@ -387,6 +388,6 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> None
     if has_begun(connection):
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
         TransactionObserver.over(connection).add_fence(name, pending)
-    elif changed:
-        pending.begin()
-        pending.finish()
+        return []
+    pending.begin()
+    return [pending] if changed else []

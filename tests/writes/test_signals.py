@@ -317,6 +317,30 @@ def test_a_fence_that_fails_is_set_later(build_all, monkeypatch, clock):
     assert state.table.current("product").status == FENCED
 
 
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+def test_a_query_that_is_not_read_to_its_end_hinders_no_fence(build_all, monkeypatch):
+    """Without a write-ahead log SQLite lets no other connection of the process commit meanwhile."""
+    connection = connections[database.current]
+    Article.objects.bulk_create(Article(slug=f"{number}" * 50) for number in range(500))
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "init_command", "PRAGMA journal_mode=DELETE")
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "timeout", 0.1)
+    connection.close()
+    state.table.connection.close()
+    try:
+        build_all("product")
+        monkeypatch.setattr(registry["product"]._runtime.active_filter, "add", lambda *args, **named: False)
+        articles = Article.objects.iterator(chunk_size=1)
+        next(articles)
+
+        Product.objects.create(pk=7)
+
+        assert state.table.current("product").status == FENCED
+        articles.close()
+    finally:
+        connection.close()
+        state.table.connection.close()
+
+
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
 def test_a_read_that_ends_the_transaction_fences_nothing(each_database, build_all, monkeypatch):
     """Nothing of the row is left."""
