@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from sqlite3 import complete_statement
 from typing import Any
 
 from django.db import connections
@@ -147,15 +148,16 @@ def _hook_script(run: Any) -> Any:
         known = [each for each in connections.all(initialized_only=True) if each.vendor == "sqlite"]
         # A package may have put another object in place of Django's connection: then it may be any of them.
         owners = [each for each in known if each.connection is self.connection] or known
-        observers = list(filter(None, map(TransactionObserver.of, owners)))
 
         def send(text: str) -> Any:
+            observers = list(filter(None, map(TransactionObserver.of, owners)))
             try:
                 return run(self, text)
             finally:
                 for observer in observers:
                     observer.follow("COMMIT")
 
+        complete_statement(script)  # raises the errors by which Python refuses a script, before the COMMIT
         send("")  # the COMMIT alone: a fence in it has to be known before the script begins another transaction
         with ExitStack() as stack:
             for owner in owners:

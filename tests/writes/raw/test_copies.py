@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 
 from bloomguard.guards import registry
 from bloomguard.guards.strayed import strayed
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.table import EXPIRY_SECONDS
 from bloomguard.verdicts import Verdict
 from bloomguard.writes.adding import adding
 from tests.shop.models import Product
@@ -143,6 +144,31 @@ def test_a_script_fences(built):
 
     assert Product.objects.filter(pk=7).exists()
     assert status("product") == FENCED
+
+
+@on_sqlite
+def test_a_script_in_a_transaction_waits_for_its_fence(built, clock):
+    """It commits its rows, whatever block of Django's is open around it."""
+    with transaction.atomic(), connections["default"].cursor() as cursor:
+        began = clock.now
+        cursor.executescript("INSERT INTO shop_product (id, name) VALUES (7, 'x');")
+        waited = clock.now - began
+
+    assert waited >= EXPIRY_SECONDS
+    assert status("product") == FENCED
+
+
+@on_sqlite
+@pytest.mark.parametrize("script", ["SELECT 1\0", None, b"SELECT 1", "SELECT '\ud800'"], ids=repr)
+def test_a_script_that_python_refuses_commits_nothing(built, script):
+    """The transaction goes on, and is rolled back."""
+    with transaction.atomic(), connections["default"].cursor() as cursor:
+        Product.objects.create(pk=7)
+        with pytest.raises((TypeError, ValueError)):
+            cursor.executescript(script)
+        transaction.set_rollback(True)
+
+    assert not Product.objects.filter(pk=7).exists()
 
 
 class Traced:
