@@ -7,6 +7,7 @@ alive again has its key already. Deletes are not tracked: the next rebuild drops
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -43,6 +44,7 @@ def _tables(model: type[Model]) -> set[str]:
 
 def _saved(sender: type[Model], instance: Model, using: str, **kwargs: Any) -> None:
     failure: DatabaseError | None = None
+    left: list[Guard] = []
     for guard in guards_of(sender):
         try:
             confirmed = _add(guard, instance, using)
@@ -53,7 +55,9 @@ def _saved(sender: type[Model], instance: Model, using: str, **kwargs: Any) -> N
         except Exception:
             confirmed = False
         if not confirmed:
-            _fence(guard, using)
+            left.append(guard)
+    if left:
+        _fence(left, using)
     if failure is not None:
         raise failure
 
@@ -66,11 +70,18 @@ def _add(guard: Guard, instance: Model, using: str) -> bool:
         return not is_of_another_version(guard) and _add_stored(guard, instance, using)
 
 
-def _fence(guard: Guard, using: str) -> None:
+def _fence(guards: Sequence[Guard], using: str) -> None:
+    """Fence them and wait once, or fence later those for which that fails."""
+    reasons: dict[Guard, str] = {}
+    for guard in guards:
+        try:
+            reasons[guard] = guard._runtime.active_filter.why_not_added()
+        except ConfigurationError:
+            fencing.fence_soon([guard])
     try:
-        fencing.fence({guard: guard._runtime.active_filter.why_not_added()}, using)
+        fencing.fence(reasons, using)
     except (StoreError, ConfigurationError):
-        fencing.fence_soon([guard])
+        fencing.fence_soon(reasons)
 
 
 def _add_stored(guard: Guard, instance: Model, using: str) -> bool:

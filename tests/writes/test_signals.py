@@ -21,6 +21,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
+from bloomguard.state.table import EXPIRY_SECONDS
 from bloomguard.stores import stores
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing, signals
@@ -315,6 +316,20 @@ def test_a_fence_that_fails_is_set_later(build_all, monkeypatch, clock):
 
     assert registry["product"].verdict(7) is Verdict.UNKNOWN
     assert state.table.current("product").status == FENCED
+
+
+def test_the_fences_of_several_guards_are_waited_for_once(build_all, monkeypatch, clock):
+    """A save waits no longer for many guards than for one."""
+    with registered(Product, name="by-name", lookup="name", sync="signals") as other:
+        build_all("product", "by-name")
+        for guard in (registry["product"], other):
+            monkeypatch.setattr(guard._runtime.active_filter, "add", lambda *args, **named: False)
+        began = clock.now
+
+        Product.objects.create(pk=7, name="new")
+
+        assert EXPIRY_SECONDS <= clock.now - began < 2 * EXPIRY_SECONDS
+        assert [state.table.current(name).status for name in ("product", "by-name")] == [FENCED] * 2
 
 
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
