@@ -81,10 +81,15 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
         return f"it is an instance of {type(innermost).__name__}, neither a function nor a class-based view"
     if is_class_based(innermost):
         return why_view_is_closed(innermost)
-    held = [*_closure(innermost).values(), *(innermost.__defaults__ or ())]
-    if not all(map(_is_constant, [*held, *(innermost.__kwdefaults__ or {}).values()])):
+    if not _holds_constants(innermost):
         return f"it closes over an object that may check the request{_where(innermost)}"
     return ""
+
+
+def _holds_constants(function: Any) -> bool:
+    """Whether the function closes over constants alone: a decorator without ``wraps`` closes over the view."""
+    held = [*_closure(function).values(), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return all(map(_is_constant, held))
 
 
 def _is_constant(value: Any) -> bool:
@@ -124,10 +129,17 @@ def why_view_is_closed(view: Any) -> str:
             # Only the methods checked here can call a method of another name; a property may need the request. A `get`
             # of the project's may be under any decorator, or check who asks before it calls that of its base.
             replaced = [vars(each)[name] for each in djangos if name in vars(each)]
+            if name == "get" and base is cls and not replaced and _is_bare(value):
+                continue
             is_djangos = replaced or name in _OF_THE_REQUEST or name.startswith("__")
             if is_djangos and (_is_code(value) or any(map(_is_code, replaced))):
                 return f"{base.__name__}.{name} runs first"
     return ""
+
+
+def _is_bare(method: Any) -> bool:
+    """Whether it is a function like one that is a view itself: under no decorator, and it does not call ``super()``."""
+    return _is_function(method) and not hasattr(method, "__wrapped__") and _holds_constants(method)
 
 
 def looks_up_first(cls: type[View]) -> bool:

@@ -488,6 +488,50 @@ def test_what_is_not_known_is_guarded_at_its_lookup(shop, decorator, django_asse
         assert visit("/v/99/")[0] == 404
 
 
+class PlainGet(View):
+    template = "a product"
+
+    def get(self, request, pk):
+        return self.show(get_object_or_404(Product, pk=pk))
+
+    def show(self, product):
+        return HttpResponse(self.template)
+
+
+class AsyncGet(View):
+    async def get(self, request, pk):
+        return await afunction(request, pk)
+
+
+@clients
+@pytest.mark.parametrize("view", [PlainGet, AsyncGet])
+def test_a_plain_get_of_a_class_is_open_as_a_function_is(shop, view, client):
+    """Nothing is around it, so what it does for an absent row is what the project says by naming it."""
+    [route] = shop(view.as_view())
+    (status, _, _), guards = blocked(lambda: visit("/v/99/", client=client))
+
+    assert (route.closed, status, guards) == ("", 404, ["product"])
+    assert visit("/v/7/", client=client)[0] == 200
+
+
+class InheritedGet(PlainGet):
+    pass
+
+
+class UnwrappedGet(View):
+    get = unwrapped(function)
+
+
+@pytest.mark.parametrize(
+    ("view", "where"), [(InheritedGet, "PlainGet"), (UnwrappedGet, "UnwrappedGet"), (StaffGet, "StaffGet")]
+)
+def test_a_get_that_is_inherited_or_calls_another_is_closed(shop, view, where):
+    """A mixin's may check the user, and so may what stands before the other."""
+    [route] = shop(view.as_view())
+
+    assert route.closed == f"{where}.get runs first"
+
+
 # -- methods
 
 
