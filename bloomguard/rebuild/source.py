@@ -209,7 +209,8 @@ class Source:
 
         Then a page may end between them.
         """
-        return len(list(fresh_rows(self._by_pk()[0].filter(bloomguard_pk=pk).values_list("pk")[:2], 0, self.proof))) > 1
+        same = self._by_pk()[0].filter(bloomguard_pk=pk).values_list("bloomguard_pk")
+        return len(list(fresh_rows(same[:2], 0, self.proof))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.

@@ -307,7 +307,7 @@ class LeafGuard(Guard):
 def test_between_two_pages_others_can_write_to_sqlite(model, each_database, monkeypatch, tmp_path):
     """Without a write-ahead log no COMMIT succeeds while a statement reads, so a scan is not one long statement.
 
-    UUIDs are in the order of what is stored: half of them in capitals, which no query finds.
+    UUIDs are in the order of what is stored: half of them in capitals, which no query finds, and some are none.
     """
     monkeypatch.setattr(sources, "PAGE_ROWS", 50)
     monkeypatch.setattr(sources, "_MOST_CHARACTERS", 10)
@@ -320,6 +320,7 @@ def test_between_two_pages_others_can_write_to_sqlite(model, each_database, monk
         if model is Leaf:
             with connections[alias].cursor() as cursor:
                 cursor.execute("UPDATE leaf SET id = upper(id) WHERE rowid % 2")
+                cursor.execute("UPDATE leaf SET id = 'short' || rowid WHERE rowid % 3 = 0")
         with closing(Source(guard, alias).pages()) as pages, closing(sqlite3.connect(path, 0.1)) as other:
             found = list(next(pages).keys)
             other.execute("CREATE TABLE another (id INTEGER)")
