@@ -212,6 +212,8 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         reasons.append(f"it was built without {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
     keys, rows = generation.approximate_size(), summary.count
     if stale_share(keys, rows) > STALE:
+        rows = sources.count()  # the number in the summary may be an estimate
+    if stale_share(keys, rows) > STALE:
         reasons.append(f"{stale_share(keys, rows):.0%} of its keys belong to rows that are gone")
     # A full filter is no reason if a rebuild would not make it larger.
     if max(keys, rows) > FULL * layout.capacity and plan_layout(guard, summary).capacity > layout.capacity:

@@ -11,6 +11,7 @@ from django.utils import timezone
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.plan import assess
+from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
 from bloomguard.stores import stores
 from tests.conftest import forget
@@ -152,6 +153,13 @@ def test_stale_keys_are_a_reason(product):
     assert 0.18 < few.stale_share < 0.22
     assert 0.28 < many.stale_share < 0.32  # as a Bloom filter's size can be estimated
     assert many.reasons == (f"{many.stale_share:.0%} of its keys belong to rows that are gone",)
+
+
+def test_an_estimate_of_too_few_rows_is_no_reason(product, monkeypatch):
+    """PostgreSQL's may be from before many rows were written: the rows are counted, and cron builds nothing."""
+    monkeypatch.setattr(Source, "_count", lambda self, low=0, high=0: 300)
+
+    assert assess(product).reasons == ()
 
 
 def test_age_is_a_reason_only_if_asked_for(product):
