@@ -153,8 +153,6 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
 
     def _queue(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
         queued = queue_work(operation.name, guards, request.user)
-        for guard in queued:
-            log(str(request.user.pk), guard.name, _("Requested: %(what)s.") % {"what": operation.label})
         if queued:
             words = ngettext(
                 "%(count)d guard is queued for a worker.", "%(count)d guards are queued for a worker.", len(queued)

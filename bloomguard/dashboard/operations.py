@@ -168,7 +168,7 @@ def command(work: str, guards: Sequence[Guard]) -> str:
 
 
 def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
-    """Queue the work for the guards that have no task under way, and return these guards.
+    """Queue the work for the guards that have no task under way, and return these guards; the admin's log says so.
 
     Raises :class:`ConfigurationError` if the project has no workers.
     """
@@ -184,6 +184,7 @@ def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
         except BaseException:
             GuardTask.objects.filter(name=guard.name).delete()
             raise
+        log(str(user.pk), guard.name, _("Requested: %(what)s.") % {"what": OPERATIONS[work].label})
     return wanted
 
 

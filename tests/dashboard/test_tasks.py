@@ -185,6 +185,23 @@ def test_a_queue_that_does_not_answer_leaves_nothing_waiting(user, monkeypatch):
     assert not any(map(tasks.is_under_way, GuardTask.objects.all()))
 
 
+def test_a_queue_that_fails_in_the_middle_has_what_the_log_says(user, monkeypatch):
+    """Each guard's task is one of its own: what was queued before the error will be done."""
+    asked = []
+
+    def fail_second(work, name, user_pk):
+        if asked:
+            raise DatabaseError
+        asked.append(name)
+
+    monkeypatch.setattr(tasks, "queue", lambda: fail_second)
+    with pytest.raises(DatabaseError):
+        tasks.queue_work("rebuild", [registry["product"], registry["order"]], user)
+
+    assert asked == [task.name for task in GuardTask.objects.all() if tasks.is_under_way(task)] == ["product"]
+    assert ended()[1] == [("product", "Requested: Rebuild.")]
+
+
 def test_without_workers_nothing_is_asked_for(user, monkeypatch):
     """Django's own backends run a task within the request or never: they count as none."""
     with pytest.raises(ConfigurationError):
