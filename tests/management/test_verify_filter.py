@@ -88,15 +88,15 @@ def test_a_missing_row_is_found_and_fences(caplog):
         ("place", {"country": "fr", "slug": "nice"}, ("fr", "nice")),
     ]:
         insert_unseen(f"shop_{name}", **columns)
-        assert registry[name].verdict(value) is Verdict.ABSENT
+        assert registry[name].verdict(value) is Verdict.ABSENT, name
 
         with pytest.raises(CommandError, match=f"missing from the filter of {name}: run rebuild_filter") as raised:
             run(name)
         states.table.forget()
 
-        assert raised.value.returncode == 1
-        assert states.table.current(name).status == FENCED
-        assert registry[name].verdict(value) is Verdict.UNKNOWN
+        assert raised.value.returncode == 1, name
+        assert states.table.current(name).status == FENCED, name
+        assert registry[name].verdict(value) is Verdict.UNKNOWN, name
     assert "5000" not in caplog.text
     assert "nice" not in caplog.text
 

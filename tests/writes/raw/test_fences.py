@@ -340,8 +340,13 @@ def test_what_django_refuses_until_the_rollback_fences_nothing(all_built, clock,
                 Product.objects.bulk_create([Product(pk=7), Product(pk=7)])
             if not known:
                 consequences.caches.clear()
-            with sent() as statements, pytest.raises(transaction.TransactionManagementError):
-                write()
+            refused = False
+            with sent() as statements:
+                try:
+                    write()
+                except transaction.TransactionManagementError:
+                    refused = True
+            assert refused, name
             assert "ROLLBACK" not in "".join(statements).upper(), name
             raise IntegrityError
 
