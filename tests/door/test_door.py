@@ -150,8 +150,8 @@ def test_a_process_view_may_give_the_view_another_id(shop, pages, shielded, sett
     assert not site.is_open
 
 
-def test_that_of_django_and_of_bloomguard_does_not(shop, pages, shielded, settings):
-    """Nor does the one that checks CSRF tokens."""
+def test_djangos_and_bloomguards_own_process_view_leave_the_door_open(shop, pages, shielded, settings):
+    """As the one that checks CSRF tokens: they give the view what the path says."""
     pages()
     settings.MIDDLEWARE = [*STARTPROJECT, "bloomguard.middleware.BloomGuardMiddleware"]
 

@@ -479,7 +479,7 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
         ("postgresql", "SELECT temp FROM city", False),
     ],
 )
-def test_the_name_of_a_temporary_table(vendor, sql, hides):
+def test_a_temporary_table_is_known_by_its_name_alone(vendor, sql, hides):
     """Whatever stands before it or in it. What is read from a guarded table hides none."""
     assert strays._hides_one(sql, vendor, {"city", "order details"}) is hides
 
