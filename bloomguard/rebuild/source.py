@@ -165,14 +165,17 @@ class Source:
             return
         rows, plain = self._by_pk()
         pages = rows.order_by("bloomguard_pk").values_list(*names, "bloomguard_pk")
-        while page := list(
-            fresh_rows((pages if end is None else pages.filter(bloomguard_pk__gt=end))[:size], 0, self.proof)
-        ):
+        while True:
+            rest = pages if end is None else pages.filter(bloomguard_pk__gt=end)
+            page = list(fresh_rows(rest[:size], 0, self.proof))
+            if not page:
+                break
+            if self.connection.vendor == "sqlite" and type(page[-1][-1]) is not plain:
+                # It takes others, in an order of its own.
+                yield from (values[:-1] for values in fresh_rows(rest, size, self.proof))
+                break
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
-            if self.connection.vendor == "sqlite" and type(end) is not plain:  # it takes others, in an order of its own
-                yield from fresh_rows(self.rows().values_list(*names), size, self.proof)
-                return
             if self._has_several(end):
                 yield from fresh_rows(rows.filter(bloomguard_pk=end).values_list(*names), 0, self.proof)
         yield from self._unnumbered()
