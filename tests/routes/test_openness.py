@@ -693,7 +693,7 @@ def test_a_view_whose_class_cannot_be_read_is_left_alone(shop, settings, build, 
     )
     with registered(Product, name="finder", routes="auto") as guard:
         build("finder")
-        checks.run_checks()
+        checks.run_checks(tags=["bloomguard"])
         call_command("guard_routes")
         assert [route.pattern.view_name for route in guarded_routes(guard)] == ["product"]
         (status, _, _), guards = blocked(lambda: visit("/v/99/"))
@@ -766,7 +766,7 @@ def test_a_lazy_object_of_a_view_disturbs_no_route(shop, settings, build, capsys
     articles = registered(Article, name="articles", routes=["lazy"])
     with registered(Product, name="both", routes=["lazy", "product"]), articles:
         build("both")
-        checks.run_checks()
+        checks.run_checks(tags=["bloomguard"])
         for command in ("guard_routes", "suggest_guards"):
             call_command(command)
         (status, _, _), guards = blocked(lambda: visit("/v/99/"))
