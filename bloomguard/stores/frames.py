@@ -126,7 +126,8 @@ class FrameGeneration(Generation):
                     raise CorruptFilter(self._lost)
 
     def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
-        for frame, attached, low, high in self._parts(keys):
+        for frame, attached, low, high in self._parts(self.layout.locate_many(keys)):
+            assert high is not None
             with self._changing(frame, False):
                 new: Any = slice(None)
                 if once and self._positions is None:
@@ -138,16 +139,18 @@ class FrameGeneration(Generation):
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)
 
-    def _parts(self, keys: Keys) -> Iterator[tuple[Frame, BodyFilter, U64, U64]]:
+    def _parts(
+        self, located: Iterable[tuple[int, U64, U64 | None]]
+    ) -> Iterator[tuple[Frame, BodyFilter, U64, U64 | None]]:
         """Yield the frame, the filter and the digests of each part to add under one lock; pause between the parts."""
         at_once = _WRITTEN_AT_ONCE if self._positions is None else sys.maxsize
-        for index, low, high in self.layout.locate_many(keys):
+        for index, low, high in located:
             frame, attached = self._shard(index)
             for start in range(0, len(low), at_once):
                 if start:
                     time.sleep(self._pause_seconds)
                 some = slice(start, start + at_once)
-                yield frame, attached, low[some], high[some]
+                yield frame, attached, low[some], high if high is None else high[some]
 
     def _located(self, keys: Iterable[bytes]) -> list[tuple[Frame, Any, int]]:
         """Return for each key its shard's frame and filter, and its digest."""
@@ -158,7 +161,10 @@ class FrameGeneration(Generation):
         return f"generation {self.name} did not keep what was written"
 
     def add_many(self, keys: Keys, *, more: bool = False) -> None:
-        for frame, attached, low, high in self._parts(keys):
+        located: Iterable[tuple[int, U64, U64 | None]] = self.layout.locate_many(keys)
+        if len(self._buffers) == 1:
+            located = [(0, *self._shard(0)[1].digests(keys))]  # only the part of the digests that its kind needs
+        for frame, attached, low, high in self._parts(located):
             with self._changing(frame, more):
                 attached.add_digests(low, high)
 
