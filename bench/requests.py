@@ -289,7 +289,7 @@ def opened(shield: Any, application: Any) -> Any:
     """The application with :data:`GUARDED` behind its door; raises :class:`RuntimeError` if that stays shut."""
     from django.test import override_settings
 
-    with override_settings(MIDDLEWARE=GUARDED):  # the door reads what the handler was made of
+    with override_settings(MIDDLEWARE=GUARDED):  # with which the handler was made: the door compares both
         door = shield(application)
     if door is application:
         raise RuntimeError("the door stays shut: nothing to measure")

@@ -97,7 +97,7 @@ class Registry:
             names = sorted(self._guards)
             if len(names) > _MANY:
                 names = get_close_matches(name, names, _MANY, 0.5) or names[:_MANY]
-                names.append(f"{len(self._guards) - len(names)} others")
+                names.append(f"and {len(self._guards) - len(names)} others")
             known = ", ".join(names) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
