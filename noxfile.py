@@ -34,8 +34,10 @@ def tests(session: nox.Session, django: str) -> None:
 @nox.session
 @nox.parametrize("python,django", [("3.10", "5.2"), ("3.12", "6.1")])
 def compatibility(session: nox.Session, django: str) -> None:
-    """Apps from PyPI, each with guards of its models, on SQLite and on PostgreSQL."""
-    session.install("--editable", ".[compatibility]", f"django~={django}.0")
+    """Apps from PyPI, each with guards of its models, on SQLite and on PostgreSQL, and middleware from PyPI."""
+    middleware = ["django-allauth", "django-prometheus", "elastic-apm", "scout-apm", "social-auth-app-django"]
+    session.install("--editable", ".[compatibility]", *middleware, f"django~={django}.0")
+    session.run("python", "-m", "pytest", "tests/door/test_known_middleware.py")
     command = ["python", "-m", "pytest", "tests/compatibility", "--ds", "tests.compatibility.settings"]
     for database in ("default", "postgresql"):
         session.run(*command, *session.posargs, env={"BLOOMGUARD_COMPATIBILITY_DATABASE": database})

@@ -29,7 +29,7 @@ from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import LogOnce
-from .routes.openness import BEFORE_CACHE, LAST, guards_place, has_own_process_view, middleware_classes
+from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Decision, Verdict, in_words
@@ -149,13 +149,13 @@ class BloomGuardMiddleware:
     @cached_property
     def _exceptions_are_answered(self) -> bool:
         """Whether middleware may answer the ``Http404`` of a view."""
-        handler = _handler_of(self.get_response)
-        return handler is None or bool(getattr(handler, "_exception_middleware", True))
+        return not are_passing(getattr(_handler_of(self.get_response), "_exception_middleware", (None,)))
 
     @cached_property
     def _is_before_cache(self) -> bool:
         """Whether a guard may answer before the cache is asked: every ``process_view`` is a known one."""
-        return self.place == BEFORE_CACHE and not has_own_process_view(_handler_of(self.get_response))
+        hooks = getattr(_handler_of(self.get_response), "_view_middleware", (None,))
+        return self.place == BEFORE_CACHE and are_passing(hooks)
 
     # A request that no guard answers may be sent by the view of one that guards do, as by a test client: it has no
     # context. Sync and async do the same.

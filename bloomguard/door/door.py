@@ -22,7 +22,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard
 from ..lookups.context import KNOWN, LookupContext
 from ..process import LogOnce
-from ..routes.openness import has_own_process_view
+from ..routes.openness import are_passing
 from ..routes.table import NO_ID, table_for
 from ..verdicts import MAYBE, Verdict
 from .page import DoorClosed, NotFoundPage
@@ -49,7 +49,7 @@ class Door:
         self._resolver = get_resolver(self._urlconf)
         if odd := next(own_resolvers(self._urlconf), None):
             raise DoorClosed(f"{odd!r} in the URLconf has its own way to resolve paths")
-        if has_own_process_view(handler):
+        if not are_passing(getattr(handler, "_view_middleware", ())):
             raise DoorClosed("a middleware has a process_view of its own, which may give a view another ID")
         table = table_for(self._urlconf)
         routes = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -54,7 +54,22 @@ OF_EVERY_CLASS = frozenset(
 #: The position of ``BloomGuardMiddleware`` in ``MIDDLEWARE``, which determines when it may answer for routes.
 LAST, BEFORE_CACHE, ELSEWHERE, MISSING = "last", "before the cache", "elsewhere", "missing"
 _LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
-_X_VIEW = "django.contrib.admindocs.middleware.XViewMiddleware"
+#: Middleware whose ``process_view`` lets Django call each view for which a guard may answer, with what the path says,
+#: and whose ``process_exception`` answers no ``Http404``. Any other may do anything.
+_PASSING_MIDDLEWARE = frozenset(
+    {
+        "allauth.account.middleware.AccountMiddleware",
+        "django.contrib.admindocs.middleware.XViewMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django_prometheus.middleware.PrometheusAfterMiddleware",
+        "django_ratelimit.middleware.RatelimitMiddleware",
+        "elasticapm.contrib.django.middleware.TracingMiddleware",
+        "opentelemetry.instrumentation.django.middleware.otel_middleware._DjangoMiddleware",
+        "scout_apm.django.middleware.ViewTimingMiddleware",
+        "social_django.middleware.SocialAuthExceptionMiddleware",
+        _LOGIN_REQUIRED,  # a route that demands a login is closed anyway
+    }
+)
 #: Middleware whose decorators pass a GET or HEAD request for an absent row to the view, and its ``Http404`` back.
 _HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
 
@@ -288,11 +303,12 @@ def middleware_classes() -> list[Any]:
 
 def guards_number() -> int | None:
     """Return the number of ``BloomGuardMiddleware`` in ``MIDDLEWARE``, from 0 on; ``None`` if it is not there."""
-    for number, each in enumerate(middleware_classes()):
-        # By name: the middleware imports this module.
-        if any(base.__module__ == "bloomguard.middleware" for base in getattr(each, "__mro__", ())):
-            return number
-    return None
+    return next((number for number, each in enumerate(middleware_classes()) if _is_bloomguards(each)), None)
+
+
+def _is_bloomguards(middleware: Any) -> bool:
+    # By name: the middleware imports this module.
+    return any(base.__module__ == "bloomguard.middleware" for base in getattr(middleware, "__mro__", ()))
 
 
 def guards_place() -> str:
@@ -307,33 +323,35 @@ def guards_place() -> str:
     is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
     if len(after) > 1 or not is_cache:
         return ELSEWHERE
-    # The `process_view` of other middleware has not run yet. That of Django's own passes GET requests.
-    views = [each for each in before if hasattr(each, "process_view") and not _passes_every_view(each)]
+    # The `process_view` of other middleware has not run yet.
+    views = [each for each in before if hasattr(each, "process_view") and _name_of(each) not in _PASSING_MIDDLEWARE]
     return ELSEWHERE if views else BEFORE_CACHE
 
 
-def has_own_process_view(handler: Any) -> bool:
-    """Whether a ``process_view`` of Django's ``handler`` is not Django's own: it may give the view another ID.
+def are_passing(hooks: Iterable[Any]) -> bool:
+    """Whether each ``process_view`` or ``process_exception`` in a handler's list lets a guard answer before the view.
 
-    The classes in ``MIDDLEWARE`` lack what a factory function makes, or what ``__init__`` sets.
+    That of any other middleware may give the view another ID, or answer its ``Http404``. The classes in ``MIDDLEWARE``
+    lack what a factory function makes, or what ``__init__`` sets.
     """
-    known = sum(map(_passes_every_view, middleware_classes())) + (guards_place() == LAST)
-    return len(getattr(handler, "_view_middleware", ())) != known
+    for hook in hooks:
+        owner = type(getattr(hook, "__self__", None))  # Django and packages that trace wrap it
+        name = _name_of(hook if owner is types.NoneType else owner).partition(".<locals>")[0]
+        if name not in _PASSING_MIDDLEWARE and not _is_bloomguards(owner):
+            return False
+    return True
 
 
-def _passes_every_view(middleware: Any) -> bool:
-    """Whether its ``process_view`` lets Django call every view for which a guard may answer."""
-    name = f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
-    # With LoginRequiredMiddleware, a route that demands a login is closed anyway.
-    return middleware is CsrfViewMiddleware or name in (_LOGIN_REQUIRED, _X_VIEW)
+def _name_of(middleware: Any) -> str:
+    return f"{getattr(middleware, '__module__', '')}.{getattr(middleware, '__qualname__', '')}"
 
 
 def _why_middleware_closes(view: Any) -> str:
     """Return which middleware may demand a login, or may answer an ``Http404`` of the view; empty if none does."""
     for path, middleware in zip(settings.MIDDLEWARE, middleware_classes()):
-        names = [f"{base.__module__}.{base.__name__}" for base in getattr(middleware, "__mro__", ())]
+        names = map(_name_of, getattr(middleware, "__mro__", ()))
         if _LOGIN_REQUIRED in names and getattr(view, "login_required", True):
             return "LoginRequiredMiddleware demands a login"
-        if hasattr(middleware, "process_exception"):
+        if hasattr(middleware, "process_exception") and _name_of(middleware) not in _PASSING_MIDDLEWARE:
             return f"{path} has a process_exception, which may answer an Http404"
     return ""
