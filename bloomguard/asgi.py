@@ -20,9 +20,9 @@ Page = tuple[tuple[tuple[bytes, bytes], ...], bytes]
 def shield(application: Application) -> Application:
     """Wrap ``application``: answer absent IDs of guarded routes with a 404 before Django creates a request.
 
-    Raises :class:`ConfigurationError` if ``application`` is not the result of ``get_asgi_application()``. If the door
-    has to stay shut (see the docs), logs the reason and returns ``application`` itself. Nothing blocks the event loop:
-    a store on a server is awaited, and the database is queried in a thread.
+    If ``application`` is not the result of ``get_asgi_application()``, or the door has to stay shut for another reason
+    (see the docs), logs the reason and returns ``application`` itself. Nothing blocks the event loop: a store on a
+    server is awaited, and the database is queried in a thread.
     """
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of asgi.py
     from .guards.counters import ablocked

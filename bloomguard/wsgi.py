@@ -14,8 +14,8 @@ Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 def shield(application: Application) -> Application:
     """Wrap ``application``: answer absent IDs of guarded routes with a 404 before Django creates a request.
 
-    Raises :class:`ConfigurationError` if ``application`` is not the result of ``get_wsgi_application()``. If the door
-    has to stay shut (see the docs), logs the reason and returns ``application`` itself.
+    If ``application`` is not the result of ``get_wsgi_application()``, or the door has to stay shut for another reason
+    (see the docs), logs the reason and returns ``application`` itself.
     """
     from .door.door import open_door  # needs the app registry, which is loaded after the imports of wsgi.py
     from .guards.counters import blocked

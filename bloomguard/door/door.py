@@ -7,7 +7,7 @@ pass to Django.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
@@ -18,7 +18,6 @@ from django.urls import get_resolver, is_valid_path
 from django.utils import translation
 
 from .. import conf
-from ..exceptions import ConfigurationError
 from ..guards import Guard
 from ..lookups.context import KNOWN, LookupContext
 from ..process import LogOnce
@@ -144,19 +143,13 @@ class Door:
             return any(is_valid_path(f"/{language}{path}{slash}", self._urlconf) for slash in ("", "/"))
 
 
-def open_door(application: Callable[..., Any]) -> Door | None:
-    """Return the door of ``application``, or log the reason and return ``None`` if it has to stay shut.
-
-    Raises :class:`ConfigurationError` if ``application`` is not Django's own handler.
-    """
-    if not isinstance(application, BaseHandler):
-        raise ConfigurationError(
-            f"shield() was given {application!r}; it takes what get_wsgi_application() or get_asgi_application() "
-            "returns. Put other wrappers around shield()"
-        )
+def open_door(application: Any) -> Door | None:
+    """Return the door of ``application``, or log the reason and return ``None`` if it has to stay shut."""
     reason = next((reason for setting, reason in _SHUT.items() if getattr(settings, setting)), "")
     if not conf.settings.is_enabled:
         reason = "BLOOMGUARD['ENABLED'] is not True"
+    if not isinstance(application, BaseHandler):  # no error: a package may wrap it in production alone
+        reason = f"shield() was given {application!r}, not Django's handler. Put other wrappers around shield()"
     try:
         if not reason:
             return Door(application)
