@@ -69,6 +69,8 @@ class GuardedRoute:
 
     def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
         """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
+        if type(value) is int and not value >> 63 and len(captured) == 1:
+            return False  # hot path: one number
         if may_raise(self.guard, value, captured.values(), by_link=self._by_link):
             return True
         return bool(self._beside) and any(may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside)
