@@ -21,7 +21,7 @@ from bitarray import bitarray
 from ..exceptions import InvalidShape, MismatchedFilters
 from . import bulk, codec, sizing
 from .base import BodyFilter, Shape
-from .bulk import WorkerPool, np
+from .bulk import np
 from .hashing import MASK60, KeyHash, compile_function
 
 if TYPE_CHECKING:
@@ -99,8 +99,7 @@ class PartitionedFilter(BodyFilter):
     layout: BloomShape
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        with WorkerPool() as pool:
-            return self.key_hash.lows(keys, pool), None
+        return self.key_hash.lows(keys), None
 
     def _used(self) -> list[tuple[int, int]]:
         """Return ``(cells in use, cells)`` of each partition."""
@@ -256,15 +255,8 @@ class BloomFilter(PartitionedFilter):
         body = self.body
         return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
 
-    def add_many(self, keys: Keys) -> None:
-        with WorkerPool() as pool:
-            for batch in bulk.batches(self.key_hash.width, keys, self.capacity):
-                low = self.key_hash.lows(batch, pool)
-                bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low, pool)
-
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        with WorkerPool() as pool:
-            bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low, pool)
+        bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low)
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)

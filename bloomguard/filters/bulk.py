@@ -1,4 +1,4 @@
-"""Bulk operations with numpy: batches of keys, a thread pool, and setting and testing many bits.
+"""Bulk operations with numpy: batches of keys, sharing work among threads, and setting and testing many bits.
 
 The arrays are processed in blocks that stay in the processor's cache.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -52,44 +51,21 @@ def cores() -> int:
         return os.cpu_count() or 1
 
 
-class WorkerPool:
-    """Threads for one ``with`` block, started by the first large enough piece of work.
+def spread(worker: Callable[[range], None], starts: range, *, shared: bool) -> None:
+    """Run ``worker`` on ``starts``; if they are ``shared``, each of several threads gets its own part of them.
 
-    numpy releases the interpreter lock while it computes, so they use several cores. All threads end with the block:
-    a later fork would lose them.
+    numpy releases the interpreter lock while it computes, so they use several cores. All threads end with the call: a
+    later fork would lose them. ``worker`` may get a start twice.
     """
+    threads = min(_MOST_THREADS, cores(), len(starts)) if shared else 1
+    if threads > 1:
+        from concurrent.futures import ThreadPoolExecutor
 
-    def __init__(self) -> None:
-        self._threads = min(_MOST_THREADS, cores())
-        self._executor: Executor | None = None
-
-    def __enter__(self) -> WorkerPool:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._executor is not None:
-            self._executor.shutdown()
-
-    def spread(self, worker: Callable[[Iterator[int]], None], count: int, step: int, least: int) -> None:
-        """Run ``worker`` on the starts of all blocks of ``step`` items; this thread and the others share them.
-
-        Fewer than ``least`` items stay in this thread: distributing them would take longer than it saves.
-        """
-        starts = iter(range(0, count, step))
-        if self._threads == 1 or count < least:
-            worker(starts)
-            return
-        others: list[Future[None]] = []
         with suppress(RuntimeError):  # no thread can be started, as in `atexit` since Python 3.12: this one does it all
-            if self._executor is None:
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._executor = ThreadPoolExecutor(self._threads - 1)
-            for _ in range(self._threads - 1):
-                others.append(self._executor.submit(worker, starts))
-        worker(starts)
-        for other in others:
-            other.result()
+            with ThreadPoolExecutor(threads) as pool:
+                list(pool.map(worker, [starts[first::threads] for first in range(threads)]))
+            return
+    worker(starts)
 
 
 def batches(width: int | None, keys: Any, capacity: int) -> Iterator[Any]:
@@ -134,7 +110,7 @@ def partitions(body: memoryview, offsets: Sequence[int], sizes: Sequence[int]) -
     return [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
 
 
-def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64, pool: WorkerPool) -> None:
+def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64) -> None:
     """Set the bits of digests, given their low 60 bits, one partition at a time.
 
     If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. The
@@ -145,16 +121,16 @@ def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low
     flag_bytes = 8 * max(len(part) for part, _ in parts)
     if len(low) * _FEW < flag_bytes:
         # A page of a rebuild is fewer: another core reads the next page meanwhile.
-        least = 1 if len(low) >= _PAGE else len(parts) + 1
-        pool.spread(partial(_set_in_place, parts, low), len(parts), 1, least)
+        spread(partial(_set_in_place, parts, low), range(len(parts)), shared=len(low) >= _PAGE)
         return
     flags = np.zeros(flag_bytes, bool)
     for part, size in parts:
-        pool.spread(partial(_scatter, flags, size, low), len(low), _BLOCK, 2 * _BLOCK)
-        pool.spread(partial(_pack, flags, part), len(part), _BLOCK, 16 * _BLOCK)
+        spread(partial(_scatter, flags, size, low), range(0, len(low), _BLOCK), shared=len(low) >= 4 * _BLOCK)
+        part |= np.packbits(flags[: 8 * len(part)])
+        flags.fill(False)
 
 
-def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices: Iterator[int]) -> None:
+def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices: range) -> None:
     scratch = np.empty(min(_SCATTERED, len(low)), np.uint64)
     for index in indices:
         part, size = parts[index]
@@ -163,18 +139,11 @@ def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices:
             set_at(part, remainders(block, size, scratch[: len(block)]))
 
 
-def _scatter(flags: NDArray[np.bool_], size: int, low: U64, starts: Iterator[int]) -> None:
+def _scatter(flags: NDArray[np.bool_], size: int, low: U64, starts: range) -> None:
     scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
     for start in starts:
         block = low[start : start + _BLOCK]
         flags[remainders(block, size, scratch[: len(block)])] = True
-
-
-def _pack(flags: NDArray[np.bool_], part: NDArray[np.uint8], starts: Iterator[int]) -> None:
-    for start in starts:
-        mine = flags[8 * start : 8 * min(start + _BLOCK, len(part))]
-        part[start : start + _BLOCK] |= np.packbits(mine)
-        mine.fill(False)  # for the next partition
 
 
 def set_at(cells: NDArray[np.uint8], positions: I64) -> None:
@@ -210,7 +179,7 @@ def test_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], lo
     parts = partitions(body, offsets, sizes)
     found = np.ones(len(low), bool)
 
-    def worker(starts: Iterator[int]) -> None:
+    def worker(starts: range) -> None:
         scratch = np.empty(min(_BLOCK, len(low)), np.uint64)
         for start in starts:
             block = low[start : start + _BLOCK]
@@ -221,6 +190,5 @@ def test_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], lo
                 positions >>= 3
                 answer &= (part.take(positions) << shifts) >= 128
 
-    with WorkerPool() as pool:
-        pool.spread(worker, len(low), _BLOCK, 2 * _BLOCK)
+    spread(worker, range(0, len(low), _BLOCK), shared=len(low) >= 2 * _BLOCK)
     return found

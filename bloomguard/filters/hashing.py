@@ -18,7 +18,7 @@ The low 60 bits of a digest place the key in a filter, the high 64 bits choose t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from mmh3 import mmh3_x64_128_uintdigest
 
 from ..exceptions import CorruptFilter, InvalidShape
-from .bulk import WorkerPool, np
+from .bulk import np, spread
 
 if TYPE_CHECKING:
     from .bulk import I64, U64
@@ -109,21 +109,20 @@ class KeyHash:
         ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for width 8
         also an integer array or an iterable of integers. Raises :class:`InvalidShape` for other forms.
         """
-        with WorkerPool() as pool:
-            low, high = self._digests(keys, True, pool)
+        low, high = self._digests(keys, True)
         assert high is not None
         return low, high
 
-    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | I64, pool: WorkerPool) -> U64:
+    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | I64) -> U64:
         """Return only the low 60 bits of the digests: enough for a Bloom filter, in half the memory."""
-        return self._digests(keys, False, pool)[0]
+        return self._digests(keys, False)[0]
 
-    def _digests(self, keys: Any, both: bool, pool: WorkerPool) -> tuple[U64, U64 | None]:
+    def _digests(self, keys: Any, both: bool) -> tuple[U64, U64 | None]:
         words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None
 
-        def worker(starts: Iterator[int]) -> None:
+        def worker(starts: range) -> None:
             scratch = np.empty((4, min(_CHUNK, len(words))), np.uint64)
             for start in starts:
                 block = slice(start, start + _CHUNK)
@@ -132,7 +131,7 @@ class KeyHash:
                 if wide is not None:
                     wide[block] = h2
 
-        pool.spread(worker, len(words), _CHUNK, _SHARED)
+        spread(worker, range(0, len(words), _CHUNK), shared=len(words) >= _SHARED)
         return low, wide
 
     def words(self, keys: Any) -> U64:

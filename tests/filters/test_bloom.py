@@ -206,6 +206,18 @@ def test_threads_that_set_bits_in_place_lose_none(monkeypatch):
     assert filter.contains_many(numbers).all()
 
 
+@pytest.mark.parametrize("count", [1, 2, 9, 10])
+def test_threads_share_no_iterator(monkeypatch, count):
+    """Without the interpreter lock, two threads that draw from one iterator may skip a block: its keys were missing."""
+    monkeypatch.setattr(bulk, "cores", lambda: 4)
+    parts = []
+    bulk.spread(parts.append, range(0, 8 * count, 8), shared=True)
+
+    assert all(isinstance(part, range) for part in parts)
+    assert len(parts) == min(count, 4)
+    assert sorted(start for part in parts for start in part) == list(range(0, 8 * count, 8))
+
+
 @pytest.mark.parametrize("started", [0, 1])
 def test_without_threads_all_is_done_by_one(monkeypatch, started):
     """A process at its limit of threads, or at its end, starts none, or fewer than it asks for."""
