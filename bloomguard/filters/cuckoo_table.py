@@ -2,11 +2,10 @@
 
 The body is a word, the table and the spill; :mod:`.cuckoo` explains fingerprints, twins and the spill.
 
-Bulk operations are as safe for lock-free readers as single ones. Keys first go into free slots. Then each round makes
-room for many keys: first by one move per key, later by paths of two and three moves. A round writes the copies at the
-free ends of all paths, raises the count of moves, overwrites the slots that the copies came from, and so on, up to the
-keys themselves. Keys that need longer paths are added one at a time; the keys for which there is no room spill, all at
-once.
+Bulk operations are as safe for lock-free readers as single ones. Keys first go into free slots. Then rounds of one move
+for each of many keys make room. A round writes the copies to the free slots, raises the count of moves, and overwrites
+the slots that the copies came from with the keys. Keys that need longer paths are added one at a time; the keys for
+which there is no room spill, all at once.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ FACTOR = 0x7F4A7C15  # C: any odd number that spreads small fingerprints
 CODES: dict[int, Literal["B", "H", "I"]] = {8: "B", 16: "H", 32: "I"}
 _CHUNK = 1 << 15  # keys: the arrays of one round stay in the cache
 _FEW = 16  # up to this many keys a round costs more than adding them one at a time
-_DEEPEST = 3  # moves per key in a round: longer paths are rare, and found one at a time
-_WIDEST = 1 << 16  # paths examined in one round: limits the memory
+_FAILURES = 16  # keys without room after which no more are tried
 _CROWDED = 0.97  # share of the slots: if keys had no room in so full a table, the rest spills without a search
 RETRIES = 100  # checks of a key, if a writer moves something during each
 
@@ -159,7 +157,6 @@ def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> 
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     """Add digests, spill those with too many twins, and return the indices of those for which there was no room."""
     table = slots_of(filter)
-    random = np.random.default_rng(0)  # picks the fingerprints to move; equal seeds give equal builds
     unplaced, crowded = [np.empty(0, np.int64)], False
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
@@ -170,8 +167,9 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
         if shared.any():
             _spill(filter, *_of(places, left[shared]))
             left = _fill_pairs(table, places, left[~shared])
+        left = _move(filter, table, places, left)
         if not crowded:
-            left = _make_room(filter, random, places, left)
+            left = _make_room(filter, places, left)
             crowded = bool(len(left)) and filter.fill > _CROWDED
         unplaced.append(start + left)
     return np.concatenate(unplaced)
@@ -201,35 +199,51 @@ def _too_many(table: Table, shape: CuckooShape, places: tuple[Table, I64, I64], 
     return too_many
 
 
-def _make_room(filter: CuckooFilter, random: Any, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Add the keys ``left``, whose buckets are full; return the indices of those for which there was no room."""
+def _move(filter: CuckooFilter, table: Table, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Make room for the keys ``left``, whose buckets are full, by one move each; return the indices of the others."""
     fingerprints, first, second = places
-    depth = 1
-    while len(left) > _FEW and depth <= _DEEPEST:
-        some, rest = np.split(left, [_WIDEST >> (2 * depth)])
-        some = some[~_move(filter, slots_of(filter), random, depth, first[some], second[some], fingerprints[some])]
-        # Use longer paths once few shorter ones are left.
-        depth += len(left) - len(some) - len(rest) <= len(left) // 8
-        left = np.concatenate((some, rest))
-    return _place_singly(filter, places, left)
-
-
-def _place_singly(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Add keys one at a time; return the indices of those without room. Stops after some failures."""
-    failed = 0
-    while failed < min(len(left), _FEW):
-        fingerprint, first, second = (int(each[left[failed]]) for each in places)
-        writes = filter._writes(fingerprint, first, second)
-        if writes is not None:
-            filter._apply(writes)
-            left = np.delete(left, failed)
-        elif filter._is_alone(fingerprint, first, second):
-            filter._apply(filter._spill_writes(fingerprint, first, second))
-            left = _not_spilled(filter, places, left)
-            failed = 0
-        else:
-            failed += 1
+    flat = table.reshape(-1)
+    moved = left
+    while len(left) > _FEW and len(moved) > len(left) // 8:
+        pairs = np.stack((first[left], second[left]), axis=1)
+        sources = (pairs[:, :, None] * SLOTS + np.arange(SLOTS)).reshape(len(left), -1)
+        victims = flat[sources]
+        targets = _other(filter.layout, victims, np.repeat(pairs, SLOTS, axis=1))
+        column = (table[targets] == 0).any(axis=2).argmax(axis=1)
+        row = np.arange(len(left))
+        source, target, victim = sources[row, column], targets[row, column], victims[row, column]
+        # In a round each slot is a source once, and each bucket a target once.
+        moved = np.flatnonzero((table[target] == 0).any(axis=1))
+        for one in (source, target):
+            moved = moved[np.unique(one[moved], return_index=True)[1]]
+        source, target = source[moved], target[moved]
+        table[target, (table[target] == 0).argmax(axis=1)] = victim[moved]
+        filter._moves[0] = count_move(filter._moves[0])
+        flat[source] = fingerprints[left[moved]]
+        left = np.delete(left, moved)
     return left
+
+
+def _make_room(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
+    """Add the keys ``left``, whose buckets are full; return the indices of those without room, after some failures."""
+    failed: list[int] = []
+    done = 0
+    for index in left.tolist():
+        if len(failed) == _FAILURES:
+            break
+        done += 1
+        fingerprint, first, second = (int(each[index]) for each in places)
+        place = fingerprint, first, second
+        if filter._has_spilled(fingerprint, first):
+            continue
+        writes = filter._writes(*place)
+        if writes is None and filter._is_alone(*place):
+            writes = filter._spill_writes(*place)
+        if writes is None:
+            failed.append(index)
+        else:
+            filter._apply(writes)
+    return np.concatenate((np.array(failed, np.int64), left[done:]))
 
 
 def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
@@ -271,50 +285,6 @@ def _fill(table: Table, buckets: I64, fingerprints: Table) -> NDArray[np.bool_]:
     table[bucket[fits], chosen[fits].argmax(axis=1)] = fingerprints[order[fits]]
     placed = np.empty(len(buckets), bool)
     placed[order] = fits
-    return placed
-
-
-def _move(
-    filter: CuckooFilter, table: Table, random: Any, depth: int, first: I64, second: I64, fingerprints: Table
-) -> NDArray[np.bool_]:
-    """Add keys whose two buckets are full by paths of ``depth`` moves; return for which it worked."""
-    count, slots = len(first), table.shape[1]
-    # Column c of a level is the other bucket of the fingerprint in slot c % 4 of column c // 4 of the level above.
-    levels = [np.stack((first, second), axis=1)]
-    victims: list[Table] = []
-    sound = np.ones((count, 2), bool)
-    for _ in range(depth):
-        victims.append(table[levels[-1]].reshape(count, -1))
-        sound = np.repeat(sound, slots, axis=1) & (victims[-1] != 0)
-        levels.append(_other(filter.layout, victims[-1], np.repeat(levels[-1], slots, axis=1)))
-    sound &= (table[levels[-1]] == 0).any(axis=2)
-    column = np.where(sound, random.random(sound.shape), -1).argmax(axis=1)
-    row = np.flatnonzero(sound[np.arange(count), column])
-    column = column[row]
-    target = levels[-1][row, column]
-    sources, taken = [], []  # slots of each path, as bucket * 4 + slot, and their fingerprints; from the end on
-    for level in range(depth - 1, -1, -1):
-        taken.append(victims[level][row, column])
-        sources.append(levels[level][row, column // slots] * slots + column % slots)
-        column = column // slots
-    # In a round each slot is a source once, and each bucket a target once.
-    _, where, often = np.unique(np.stack(sources), return_inverse=True, return_counts=True)
-    alone = (often[where.reshape(depth, -1)] == 1).all(axis=0)
-    if not alone.any():
-        alone[:1] = len({int(source[0]) for source in sources}) == depth if len(row) else False
-    row, target = row[alone], target[alone]
-    sources, taken = [each[alone] for each in sources], [each[alone] for each in taken]
-    _, once = np.unique(target, return_index=True)
-    row, target = row[once], target[once]
-    sources, taken = [each[once] for each in sources], [each[once] for each in taken]
-
-    flat = table.reshape(-1)
-    table[target, (table[target] == 0).argmax(axis=1)] = taken[0]
-    for level, source in enumerate(sources):
-        filter._moves[0] = count_move(filter._moves[0])
-        flat[source] = taken[level + 1] if level + 1 < depth else fingerprints[row]
-    placed = np.zeros(count, bool)
-    placed[row] = True
     return placed
 
 

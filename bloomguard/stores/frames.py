@@ -31,7 +31,7 @@ _SEVERAL_KEYS = 32
 _MANY_KEYS = 256
 _BYTES_A_KEY = {True: 256, False: 16_384}  # for bulk adds, by whether the filter has plain bits
 # Keys to change under one lock, one by one and together: other writers wait for about 5 ms, and if a filter of
-# fingerprints is nearly full for up to a quarter of a second.
+# fingerprints is nearly full for up to a third of a second.
 _CHANGED_AT_ONCE = 256
 _WRITTEN_AT_ONCE = 8_192
 
