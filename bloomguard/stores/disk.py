@@ -25,9 +25,8 @@ except ImportError:  # Windows: the file store refuses to start, and all else wo
 
 #: Maximum time to wait for the lock of another writer, of a generation or of a page of metrics.
 LOCK_SECONDS = 1.0
-#: The content of a lock's file. Writers write it again, which needs no space, to learn whether the disk takes it.
-LOCK_BYTE = b"\n"
-#: How long they then trust the disk. The kernel writes mapped pages much later, up to half a minute.
+#: How long writers trust the disk after it has taken a byte. The kernel writes mapped pages much later, up to half a
+#: minute.
 WRITABLE_SECONDS = 1.0
 
 # -- file system types

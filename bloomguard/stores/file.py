@@ -58,7 +58,6 @@ class FileStore(Store):
         self.path = Path(path)
         if b"\0" in os.fsencode(self.path):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
-        self._locks: dict[str, WriteLock] = {}
         self._metrics = PageFolder(self.path)
 
     @property
@@ -95,13 +94,6 @@ class FileStore(Store):
     def _file(self, guard: str, name: str) -> Path:
         return self._folder(guard) / (name + _SUFFIX)
 
-    def _lock(self, guard: str) -> WriteLock:
-        lock = self._locks.get(guard)
-        if lock is None:
-            lock = self._locks.setdefault(guard, WriteLock(self._folder(guard)))
-        lock.recheck()
-        return lock
-
     def prepare(self, guard: str) -> None:
         """Create the private folders; raises :class:`StoreError` with the user and the path if that fails."""
         try:
@@ -114,7 +106,6 @@ class FileStore(Store):
             self._write_once(self.path / disk.IGNORE, "*\n")
             self._write_once(self.path / disk.CACHE_TAG, _CACHE_TAG)
             self._write_once(self.path / disk.IDENTITY, uuid.uuid4().hex)
-            self._write_once(self._folder(guard) / "lock", disk.LOCK_BYTE.decode())
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
         if not self.identity:
@@ -151,7 +142,8 @@ class FileStore(Store):
         try:
             with opened_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
-                    layout = bound(layout, guard, name, file_id(fd))
+                    place = file_id(fd)
+                    layout = bound(layout, guard, name, place)
                     disk.allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
                     buffers = _split(mapped, layout)
@@ -162,7 +154,7 @@ class FileStore(Store):
                     raise
         except OSError as error:
             raise StoreError(f"{no_room}: {self._cannot('write', error)}") from error
-        return FileGeneration(name, layout, buffers, self._lock(guard), mapped, path)
+        return FileGeneration(name, layout, buffers, WriteLock(path, place), mapped, path)
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
@@ -179,7 +171,7 @@ class FileStore(Store):
         except OSError as error:
             raise StoreError(self._cannot("read", error)) from error
         layout = self._layout(guard, name, place, Header.unpack(memoryview(mapped)), size, find_key_hash)
-        return FileGeneration(name, layout, _split(mapped, layout), self._lock(guard), mapped, path)
+        return FileGeneration(name, layout, _split(mapped, layout), WriteLock(path, place), mapped, path)
 
     def drop(self, guard: str, name: str) -> None:
         try:

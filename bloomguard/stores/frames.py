@@ -14,7 +14,7 @@ from .. import process
 from ..exceptions import CorruptFilter, StoreError
 from ..filters.base import BodyFilter
 from ..filters.bulk import np, one_by_one
-from ..filters.codec import Frame
+from ..filters.codec import MAGIC, Frame
 from ..filters.layout import Layout
 from ..process import after_fork, own_lock, seconds
 from . import disk
@@ -214,24 +214,23 @@ class FrameGeneration(Generation):
 
 
 class WriteLock:
-    """A thread lock and ``flock`` on a file in the guard's folder, in this order.
+    """A thread lock and ``flock`` on the file ``path`` of a generation, in this order.
 
     ``flock`` belongs to the open file, so it does not exclude threads that share one, nor a child that inherited it:
-    after a fork, the child opens the file again.
+    after a fork, the child opens the file again. ``place`` is its :func:`disk.file_id`: a file that has taken its name
+    is another one, and a lock on that would exclude no process.
 
-    The exclusive lock writes a byte to its file, once a second. That fails if an error has made the file system
-    read-only: the mapped file would still take the bits, in memory alone, lost as soon as the disk is repaired and
-    mounted again. It also fails on a full disk where each change needs new space (btrfs): the kernel would kill the
+    The exclusive lock writes the file's first byte again, once a second. That fails if an error has made the file
+    system read-only: the mapped file would still take the bits, in memory alone, lost as soon as the disk is repaired
+    and mounted again. It also fails on a full disk where each change needs new space (btrfs): the kernel would kill the
     process (SIGBUS).
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "lock"
+    def __init__(self, path: Path, place: str) -> None:
+        self._path, self._place = path, place
         self._thread: Any = own_lock(self, "_thread")  # which knows whether this thread has it
         self._fd: int | None = None
         self._written_at = float("-inf")
-        self._checks_due = 1
-        self._checks_done = 0  # number of due checks after which the path still named the open file
         after_fork(self._close)
 
     def _close(self, close: Callable[[int], None] = os.close) -> None:
@@ -270,17 +269,16 @@ class WriteLock:
         try:
             if not (self._thread.acquire(blocking=False) or self._thread.acquire(timeout=disk.LOCK_SECONDS)):
                 raise StoreError(f"another thread has held {self._path} for {disk.LOCK_SECONDS:g} s")
-            fd, is_locked = self._fd, False
-            if fd is not None and self._checks_done == self._checks_due:  # hot path
-                try:
-                    fcntl.flock(fd, how | fcntl.LOCK_NB)
-                    is_locked = os.fstat(fd).st_nlink > 0
-                except BlockingIOError:
-                    pass  # another process has the lock
-            if fd is None or not is_locked:
-                fd = self._lock(how)
+            if self._fd is None:
+                self._fd = disk.open_private(self._path, os.O_RDWR)
+                if disk.file_id(self._fd) != self._place:
+                    raise StoreError(f"{self._path} has been replaced by another file")
+            try:  # hot path: nearly always no other process has it
+                fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+            except BlockingIOError:
+                disk.lock_file(self._fd, self._path, how, seconds() + disk.LOCK_SECONDS)
             if how == fcntl.LOCK_EX and (now := seconds()) - self._written_at >= disk.WRITABLE_SECONDS:
-                os.pwrite(fd, disk.LOCK_BYTE, 0)
+                os.pwrite(self._fd, MAGIC[:1], 0)
                 self._written_at = now
         except BaseException as error:
             if self._thread._is_owned():
@@ -292,30 +290,6 @@ class WriteLock:
             if isinstance(error, OSError):
                 raise StoreError(f"cannot lock {self._path}: {error.strerror}") from error
             raise
-
-    def recheck(self) -> None:
-        """Check at the next lock whether the path still names the open file: the folder may have been replaced."""
-        self._checks_due += 1
-
-    def _lock(self, how: int) -> int:
-        """Lock the file that the path names now, and return its descriptor.
-
-        A lock on the file of a removed folder would exclude no process.
-        """
-        deadline = seconds() + disk.LOCK_SECONDS
-        while True:
-            if self._fd is None:
-                self._fd = disk.open_private(self._path, os.O_RDWR | os.O_CREAT)
-                self.recheck()
-            disk.lock_file(self._fd, self._path, how, deadline)
-            about, due = os.fstat(self._fd), self._checks_due
-            with suppress(FileNotFoundError):
-                if about.st_nlink and (self._checks_done == due or os.path.samestat(about, os.stat(self._path))):
-                    self._checks_done = due
-                    return self._fd
-            self._close()
-            if seconds() > deadline:  # as on a FUSE file system that numbers a file anew at each look
-                raise StoreError(f"the lock {self._path} is another file each time it is opened")
 
     def __del__(self) -> None:
         self._close()

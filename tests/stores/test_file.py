@@ -38,7 +38,7 @@ def modes(folder: Path) -> dict[str, str]:
     }
 
 
-GUARDS = ["city", "identity", "cachedir.tag", "gitignore", "lock", "metrics-60-1", "a.filter", "identity.draft"]
+GUARDS = ["city", "identity", "cachedir.tag", "gitignore", "metrics-60-1", "a.filter", "identity.draft"]
 
 
 def test_no_guard_has_the_folder_of_another_or_a_name_of_the_stores_own(files):
@@ -84,9 +84,9 @@ def test_everything_is_private(files, umask):
     found = modes(files.path)
     assert {name for name, mode in found.items() if mode == "drwx------"} == {"s", "s/city"}
     assert {name for name, mode in found.items() if mode == "-rw-------"} == {
-        "s/.gitignore", "s/CACHEDIR.TAG", "s/identity", "s/city/a.filter", "s/city/lock"
+        "s/.gitignore", "s/CACHEDIR.TAG", "s/identity", "s/city/a.filter"
     }  # fmt: skip
-    assert len(found) == 7
+    assert len(found) == 6
 
 
 def test_what_is_there_already_is_left_alone(files):
@@ -283,57 +283,34 @@ def test_a_drop_that_fails_says_so(files):
         files.drop("city", "a")
 
 
-def test_a_lock_is_the_one_that_the_folder_has_now(files, monkeypatch):
-    """Whoever held the lock of a folder that was removed takes the new folder's: both would write at once otherwise."""
+def test_a_lock_is_that_of_the_file_itself(files, monkeypatch):
+    """Whatever happens to its folder: writers that have the same bytes mapped lock each other out, or do not write."""
     monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
-    files.create("city", "a", make_layout()).add([key(1)])
-    shutil.rmtree(files.path)
-    other = FileStore("default", path=files.path)
-    made = other.create("city", "b", make_layout())
-    mine = files.open("city", "b", find)
-
-    with made._locked(True), pytest.raises(StoreError, match=r"has been locked for 0\.01 s"):
-        mine.add([key(1)])
-
-
-def test_a_lock_is_the_one_of_a_folder_that_took_anothers_place(files, monkeypatch):
-    """A folder that was moved away keeps its lock: whoever held on to that would lock out nobody in the new one."""
-    monkeypatch.setattr("bloomguard.stores.disk.LOCK_SECONDS", 0.01)
-    files.create("city", "a", make_layout()).add([key(1)])
+    made = files.create("city", "a", make_layout())
+    mine = FileStore("default", path=files.path).open("city", "a", find)
     files.path.rename(files.path.with_name("moved"))
-    made = FileStore("default", path=files.path).create("city", "b", make_layout())
-    mine = files.open("city", "b", find)
 
     with made._locked(True), pytest.raises(StoreError, match=r"has been locked for 0\.01 s"):
         mine.add([key(1)])
 
 
-def test_a_lock_that_fails_is_let_go(files):
-    """Who locked a file and then could not say whether it was the right one does not go on to lock others out."""
+def test_a_child_does_not_lock_a_file_that_has_taken_the_name(files):
+    """It opens the file again by its path: a lock on another one would exclude no writer of the mapped one."""
     made = files.create("city", "a", make_layout())
     other = FileStore("other", path=files.path).open("city", "a", find)
-    made.add([key(1)])
-    folder, aside = files.path / "city", files.path / "aside"
-    files._lock("city")  # as whoever opens a generation: the next to lock looks where the folder is
-    folder.rename(aside)
-    folder.touch()
+    file, aside = files.path / "city" / "a.filter", files.path / "aside"
+    made._locked._close()  # as in every child
+    file.rename(aside)
     with pytest.raises(StoreError, match="cannot lock"):
         made.add([key(2)])
-    folder.unlink()
-    aside.rename(folder)
+    shutil.copy2(aside, file)
+    with pytest.raises(StoreError, match="has been replaced"):
+        made.add([key(2)])
+    aside.rename(file)
 
     other.add([key(2)])
     made.add([key(3)])
-    assert all(map(other.might_contain, map(key, (1, 2, 3))))
-
-
-def test_an_add_to_a_removed_folder_is_no_add(files):
-    """A writer whose folder is gone writes where nobody will look: it says so."""
-    generation = files.create("city", "a", make_layout())
-    shutil.rmtree(files.path)
-
-    with pytest.raises(StoreError, match="cannot lock"):
-        generation.add([key(1)])
+    assert all(map(other.might_contain, map(key, (2, 3))))
 
 
 UNWRITABLE = ["/proc/bloomguard", "/sys/bloomguard", "/dev/null/bloomguard", "{tmp}/file", "{tmp}/file/below"]
@@ -390,7 +367,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files, reserve, capacit
 
     assert f"no room for a filter of {make_layout(capacity=capacity).total_bytes:,} bytes" in said
     assert "File too large" in said
-    assert os.listdir(files.path / "city") == ["lock"]
+    assert os.listdir(files.path / "city") == []
 
 
 def run_with_small_files(code: str) -> str:
@@ -522,7 +499,7 @@ def test_a_place_in_a_folder_that_cannot_be_searched_is_a_warning(files, monkeyp
     assert (found.id, str(files.path) in found.msg) == ("bloomguard.W110", True)
 
 
-FILES = ["identity", "city/lock", "city/a.filter", "city/metrics-60-1"]
+FILES = ["identity", "city/a.filter", "city/metrics-60-1"]
 
 
 def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
@@ -530,7 +507,6 @@ def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
     page = Page("city", 60, 1)
     return {
         "identity": [lambda: files.identity],
-        "city/lock": [lambda: FileStore("other", path=files.path).open("city", "a", find).add([key(1)])],
         "city/a.filter": [lambda: files.open("city", "a", find)],
         "city/metrics-60-1": [lambda: files.read_metrics([page]), lambda: files.add_metrics(page, {0: 1})],
     }[name]
