@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from inspect import signature
 from typing import Any
 
 from django.core.signals import setting_changed
@@ -38,18 +37,6 @@ def turn(lock: Any, what: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _unknown(cls: Any, options: Any) -> str:
-    """Return which of ``options`` the store ``cls`` does not have, and those that it has, or an empty text."""
-    if not (isinstance(cls, type) and issubclass(cls, Store) and isinstance(options, dict)):
-        return ""
-    _, *parameters = signature(cls).parameters.values()  # the first one is the alias
-    known = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    unknown = sorted(str(name) for name in options if name not in known)
-    if not unknown or any(each.kind is each.VAR_KEYWORD for each in parameters):
-        return ""
-    return f"{cls.__name__} has no option {unknown[0]!r}; its OPTIONS are {', '.join(known) or 'none'}"
 
 
 class StoreHandler:
@@ -86,10 +73,7 @@ class StoreHandler:
             )
         options = configured[alias].get("OPTIONS", {})
         try:
-            cls = import_string(backend)
-            if unknown := _unknown(cls, options):
-                raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: {unknown}")
-            made = cls(alias, **options)
+            made = import_string(backend)(alias, **options)
         except BloomGuardError:
             raise
         except Exception as error:

@@ -18,7 +18,6 @@ from gazetteer.models import Listing
 from bloomguard.conf import PAGES
 from bloomguard.guards import Guard, register, registry
 from bloomguard.state import table as state
-from bloomguard.stores.file import FileStore
 from tests.shop import views
 from tests.shop.models import Article, Converted, Echo, Product
 from tests.support import database
@@ -343,23 +342,6 @@ def test_a_store_that_cannot_be_made(only, settings, store, value):
     assert "BLOOMGUARD['STORES']['default']" in message
     assert value in message
     assert hint == f"See {PAGES}settings.md."
-
-
-class Shelf(FileStore):
-    """A store of the project's own, whose option may be given without its name."""
-
-    def __init__(self, alias, shelf):
-        super().__init__(alias, path=shelf)
-
-
-def test_the_options_of_a_store_of_ones_own(only, settings, tmp_path):
-    """Those of its ``__init__``, however it takes them; never the alias."""
-    shelf = {"BACKEND": f"{__name__}.Shelf", "OPTIONS": {"shelf": tmp_path}}
-    settings.BLOOMGUARD = {"STORES": {"default": shelf}}
-    assert messages() == []
-
-    settings.BLOOMGUARD = {"STORES": {"default": {**shelf, "OPTIONS": {"alias": "x"}}}}
-    assert "Shelf has no option 'alias'; its OPTIONS are shelf" in the_message()[1]
 
 
 def test_a_missing_driver_names_its_extra(settings, monkeypatch):

@@ -155,7 +155,7 @@ SETTINGS = [
     (
         store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}),
         "W109",
-        "FileStore has no option 'folder'; its OPTIONS are path",
+        "got an unexpected keyword argument 'folder'",
     ),
     (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "int"),
     (store({"BACKEND": FILE, "LOCATION": "/x"}), "W115", "unknown key 'LOCATION'"),
