@@ -212,23 +212,14 @@ class KeysSummary:
     high: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A kind and its options for :meth:`Layout.plan`."""
-
-    kind: str
-    capacity: int
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> Choice:
-    """Choose an exact bitmap if it is smaller, a Bloom filter otherwise.
+def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> dict[str, Any]:
+    """Choose an exact bitmap if it is smaller, a Bloom filter otherwise; return the arguments of :meth:`Layout.plan`.
 
     ``capacity`` is the number of keys to make room for. The bitmap's range ends where that many keys end if they are as
     dense as the present ones. Raises :class:`InvalidShape`.
     """
-    bloom = Choice(kind="bloom", capacity=sizing.check_capacity(capacity))
-    bloom_bytes = BloomFilter.plan(capacity, error_rate)[0].body_bytes
+    bloom = {"kind": BloomFilter.kind}
+    bloom_bytes = BloomFilter.plan(sizing.check_capacity(capacity), error_rate)[0].body_bytes
     if not keys.count or keys.low is None or keys.high is None:
         return bloom
     span = keys.high - keys.low + 1
@@ -238,4 +229,4 @@ def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> Choice:
             return bloom
     except InvalidShape:  # the range is larger than any bitmap
         return bloom
-    return Choice(kind="bitmap", capacity=capacity, options={"low": keys.low, "high": high})
+    return {"kind": ExactBitmap.kind, "low": keys.low, "high": high}

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from ..exceptions import BloomGuardError, RebuildError, StoreError
 from ..filters import FilterError
-from ..filters.layout import Choice, KeysSummary, Layout, choose
+from ..filters.layout import KeysSummary, Layout, choose
 from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, State, held_by_hand, locate_store
@@ -149,33 +149,33 @@ def refuse_without_room(guard: Guard, layout: Layout) -> None:
 
 def layout_of(guard: Guard, summary: KeysSummary) -> Layout:
     """Return the shards of a new generation for the rows that ``summary`` describes; create nothing."""
-    active_filter, choice = guard._runtime.active_filter, _choice(guard, summary)
+    active_filter = guard._runtime.active_filter
     key_id, key_hash = active_filter.key_hashes()[0]
+    capacity = max(guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
     return Layout.plan(
         key_hash=key_hash,
-        capacity=choice.capacity,
+        capacity=capacity,
         error_rate=guard.error_rate,
         key_id=key_id,
-        kind=choice.kind,
         shard_bytes=active_filter.store.shard_bytes,
-        **choice.options,
+        **_kind(guard, summary, capacity),
     )
 
 
-def _choice(guard: Guard, summary: KeysSummary) -> Choice:
+def _kind(guard: Guard, summary: KeysSummary, capacity: int) -> dict[str, Any]:
+    """Return the kind of filter and its options."""
     wanted = guard.filter
-    capacity = max(guard.capacity or int(summary.count * HEADROOM), summary.count, SMALLEST_CAPACITY)
     if wanted == "auto":
         return choose(summary, guard.error_rate, capacity=capacity)
     if wanted != "bitmap":
-        return Choice(kind=wanted, capacity=capacity)
+        return {"kind": wanted}
     if guard._meta.keys.width != 8:
         raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates, without scopes")
     low = 1 if summary.low is None else summary.low
     high = low if summary.high is None else summary.high
     # The range is extended upwards in the same proportion as the number of rows may grow.
     reach = (high - low + 1) * capacity // max(summary.count, 1)
-    return Choice(kind=wanted, capacity=capacity, options={"low": low, "high": max(high, low + reach - 1)})
+    return {"kind": wanted, "low": low, "high": max(high, low + reach - 1)}
 
 
 def assess(guard: Guard, max_age: float | None = None) -> Need:
