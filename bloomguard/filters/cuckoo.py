@@ -130,7 +130,8 @@ class CuckooFilter(BodyFilter):
         shape, order = self.layout, "@" if sys.byteorder == "little" else "<"  # native: reads a slot at once
         self._unpack = Struct(f"{order}{SLOTS}{CODES[shape.bits]}").unpack_from
         self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
-        self._moves: Any = self.body[:4].cast("I") if sys.byteorder == "little" else _Word(self.body)
+        word = self.body[:4]  # of an array of numpy, the word takes three times as long
+        self._moves: Any = word.cast("I") if sys.byteorder == "little" else np.frombuffer(word, "<u4")
         self._spill = BloomFilter.__new__(BloomFilter)
         self._spill._attach(shape.spill, self.key_hash, self.body[shape.spill_offset :])
         self.might_contain = self._compile("key", self.key_hash.expression)
@@ -346,19 +347,6 @@ class CuckooFilter(BodyFilter):
     def expected_error_rate(self) -> float:
         denied = (1 - 1 / ((1 << self.layout.bits) - 1)) ** (2 * SLOTS * self.fill)
         return float(1 - denied * (1 - self._spill.expected_error_rate()))
-
-
-class _Word:
-    """The body's first word on machines with big-endian integers."""
-
-    def __init__(self, body: memoryview) -> None:
-        self._bytes = body[:4]
-
-    def __getitem__(self, index: int) -> int:
-        return int.from_bytes(self._bytes, "little")
-
-    def __setitem__(self, index: int, word: int) -> None:
-        self._bytes[:] = word.to_bytes(4, "little")
 
 
 def _look_again(

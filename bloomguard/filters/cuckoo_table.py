@@ -122,7 +122,7 @@ def spill_rate(error_rate: float, bits: int) -> float:
 
 def count_move(word: int) -> int:
     """Return the body's first word with one more move counted."""
-    return word + 1 & SPILLED - 1 | word & SPILLED
+    return int(word) + 1 & SPILLED - 1 | int(word) & SPILLED
 
 
 def slots_of(filter: CuckooFilter) -> Table:

@@ -131,6 +131,24 @@ def test_endless_moves_give_the_safe_answer():
     assert filter._compile("digest", "digest")(filter.digest(key(1)))
 
 
+def test_the_bytes_do_not_depend_on_the_machine(monkeypatch):
+    """Where integers begin with their high byte, a filter is the same, and works."""
+    made = []
+    for order in ("little", "big"):
+        monkeypatch.setattr("sys.byteorder", order)
+        filter = CuckooFilter(64, fingerprint_bits=32)
+        for number in range(60):
+            filter.add(key(number))
+        for _ in range(9):
+            filter.add(key(100))
+        assert filter.discard(key(1))
+        assert not filter.might_contain(key(1))
+        assert all(filter.might_contain(key(number)) for number in (0, *range(2, 60), 100))
+        made.append(bytes(filter.body))
+
+    assert made[0] == made[1]
+
+
 @pytest.mark.parametrize("bits", [8, 16, 32])
 def test_bulk_and_single_adds_hold_the_same_multiset(bits):
     """However fingerprints were moved, each lies in its own pair of buckets, once for each time it was added."""
