@@ -224,7 +224,7 @@ class _Keys(Generation):
         with self._lock:
             self._counts.update(key for key in keys if not (once and key in self._counts))
 
-    def add_many(self, keys: Any, *, more: bool = False) -> None:
+    def add_many(self, keys: Any) -> None:
         with self._lock:
             self._counts.update(keys)
 

@@ -52,4 +52,4 @@ def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int]
 
 
 def _add(generation: Generation, page: KeyPage) -> None:
-    generation.add_many(page.keys, more=True)
+    generation.add_many(page.keys)

@@ -99,11 +99,10 @@ class Generation(ABC):
         return outcomes
 
     @abstractmethod
-    def add_many(self, keys: Keys, *, more: bool = False) -> None:
-        """Add many keys, in any form that :meth:`KeyHash.digests` accepts.
+    def add_many(self, keys: Keys) -> None:
+        """Add many keys, in any form that :meth:`KeyHash.digests` accepts, before :meth:`seal`.
 
-        With ``more=True`` work that takes a pass over all bytes may be postponed to :meth:`seal`. A generation that
-        this process created may keep the keys in memory until it is sealed.
+        A generation that this process created may keep the keys in memory until then.
         """
 
     def discard(self, keys: Iterable[bytes]) -> None:

@@ -128,7 +128,8 @@ class FrameGeneration(Generation):
     def _add_in_bulk(self, keys: RowKeys, once: bool) -> None:
         for frame, attached, low, high in self._parts(self.layout.locate_many(keys)):
             assert high is not None
-            with self._changing(frame, False):
+            with self._locked(True):
+                frame.begin()
                 new: Any = slice(None)
                 if once and self._positions is None:
                     # If two keys differ in the high part alone, the check below misses one of them.
@@ -136,6 +137,7 @@ class FrameGeneration(Generation):
                     new = new[~attached.contains_digests(low[new], high[new])]
                 attached.add_digests(low[new], high[new])
                 frame.set_bits(recent := self.layout.recent_positions_many(low))
+                frame.seal()
             if not (attached.contains_digests(low, high).all() and frame.has_many_bits(recent)):
                 raise CorruptFilter(self._lost)
 
@@ -160,12 +162,13 @@ class FrameGeneration(Generation):
     def _lost(self) -> str:
         return f"generation {self.name} did not keep what was written"
 
-    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+    def add_many(self, keys: Keys) -> None:
         located: Iterable[tuple[int, U64, U64 | None]] = self.layout.locate_many(keys)
         if len(self._buffers) == 1:
             located = [(0, *self._shard(0)[1].digests(keys))]  # only the part of the digests that its kind needs
         for frame, attached, low, high in self._parts(located):
-            with self._changing(frame, more):
+            with self._locked(True):
+                frame.begin()
                 attached.add_digests(low, high)
 
     def discard(self, keys: Iterable[bytes]) -> None:
@@ -176,14 +179,6 @@ class FrameGeneration(Generation):
             with self._locked(True):
                 for frame, attached, digest in located[start : start + _CHANGED_AT_ONCE]:
                     frame.write(attached.discard_writes(digest))
-
-    @contextmanager
-    def _changing(self, frame: Frame, more: bool) -> Iterator[None]:
-        with self._locked(True):
-            frame.begin()
-            yield
-            if not more:
-                frame.seal()
 
     def seal(self) -> None:
         for frame in self._frames:

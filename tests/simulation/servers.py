@@ -217,7 +217,7 @@ class SimulatedGeneration(Generation):
 
         self._store.trip("add", take_out, self._identity)
 
-    def add_many(self, keys: Any, *, more: bool = False) -> None:
+    def add_many(self, keys: Any) -> None:
         if self._draft is None:
             self.add(keys)
         else:

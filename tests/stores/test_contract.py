@@ -249,10 +249,10 @@ def test_an_add_that_is_not_kept_is_no_add(place, layout, way, monkeypatch):
 def test_a_build_is_whole_once_it_is_sealed(place, layout):
     """While more is to come the checksums wait, and nobody minds; sealed, every shard proves itself, whoever added."""
     generation = place.store.create("city", "a", layout)
-    generation.add_many(np.array(some(3_000)), more=True)
+    generation.add_many(np.array(some(3_000)))
     other = place.again().open("city", "a", find)
     other.add([key(1)])
-    generation.add_many(np.array(some(3_000, seed=2)), more=True)
+    generation.add_many(np.array(some(3_000, seed=2)))
     generation.seal()
 
     reopened = place.again().open("city", "a", find)

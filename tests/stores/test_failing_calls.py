@@ -65,7 +65,7 @@ def descriptors() -> set[str]:
 
 def build(store: FileStore) -> None:
     made = store.create("city", "new", make_layout())
-    made.add_many([key(number) for number in range(9)], more=True)
+    made.add_many([key(number) for number in range(9)])
     made.add([key(1_000)])
     made.seal()
 

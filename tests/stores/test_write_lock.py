@@ -92,7 +92,7 @@ def test_a_file_system_that_numbers_a_file_anew_at_each_look_gets_no_filter(file
 @pytest.mark.parametrize(
     "add",
     [
-        lambda made, numbers: made.add_many(numbers, more=True),
+        lambda made, numbers: made.add_many(numbers),
         lambda made, numbers: made.add(numbers),
         lambda made, numbers: made.add(numbers, once=True),
     ],

@@ -140,9 +140,9 @@ class RedisGeneration(Generation):
                 outcomes.append(error)
         return outcomes
 
-    def add_many(self, keys: Keys, *, more: bool = False) -> None:
+    def add_many(self, keys: Keys) -> None:
         if self._draft is not None:
-            self._draft.add_many(keys, more=True)
+            self._draft.add_many(keys)
             return
         for shard, low, high in self.layout.locate_many(keys):
             for start in range(0, len(low), _DIGESTS):
