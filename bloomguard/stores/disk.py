@@ -142,27 +142,6 @@ def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], boo
     )
 
 
-# -- names of a file store
-
-#: The files of the store itself, beside the guards' folders.
-IDENTITY, IGNORE, CACHE_TAG = "identity", ".gitignore", "CACHEDIR.TAG"
-_OF_STORE = {name.lower() for name in (IDENTITY, IGNORE, CACHE_TAG)}
-
-
-def guard_folder(store: Path, guard: str) -> Path:
-    """Return the folder of a guard in the folder of its store.
-
-    It has the guard's name. If a file of the store may have that name, also on a file system that ignores case, a tilde
-    follows, which no guard's name contains.
-    """
-    return store / (f"{guard}~" if guard.lower() in _OF_STORE else guard)
-
-
-def draft_of(path: Path) -> Path:
-    """Return a new name beside ``path``, to write a file under before it gets its own; no guard's begins with a dot."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-
-
 # -- identities
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

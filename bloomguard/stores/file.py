@@ -11,7 +11,6 @@ import mmap
 import os
 import shutil
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,6 @@ from .frames import FrameGeneration, WriteLock
 from .pages import Page, PageFolder
 
 _SUFFIX = ".filter"
-_IDENTITY_BYTES = 32
 #: Tells backup programs to skip the folder: https://bford.info/cachedir/
 _CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomguard. An older copy is of no use.\n"
 
@@ -62,18 +60,17 @@ class FileStore(Store):
 
     @property
     def identity(self) -> str:
-        """Hash of the folder's UUID, boot ID, device and inode, empty without a folder.
+        """Hash of the boot ID and of the folder's device, inode and creation time, empty without a folder.
 
-        The boot ID is part of it because a crash of the host may lose writes; device and inode, because containers
-        from one image each have a copy of the folder. Raises :class:`StoreError` if other users could have written it,
-        if this one may not read it, or if the boot is unknown.
+        The boot ID is part of it because a crash of the host may lose writes; the others, because containers from one
+        image each have a copy of the folder. A new folder that gets the identity of a former one, as on a file system
+        without creation times, has none of its generations. Raises :class:`StoreError` if other users could have
+        written it, or if the boot is unknown.
         """
         try:
             check_folder(self.path, may_be_link=True)
-            with opened_private(self.path / disk.IDENTITY, os.O_RDONLY) as fd:
-                life = os.pread(fd, _IDENTITY_BYTES, 0).decode(errors="replace")
-            place = f"{life}:{self._boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
-        except PermissionError as error:  # as after a rebuild_filter by root: a rebuild by this user does not help
+            place = f"{self._boot_id()}:{os.stat(self.path).st_dev}:{file_id(self.path)}"
+        except PermissionError as error:
             raise StoreError(self._cannot("read", error)) from error
         except OSError:
             return ""
@@ -89,7 +86,7 @@ class FileStore(Store):
             ) from error
 
     def _folder(self, guard: str) -> Path:
-        return disk.guard_folder(self.path, guard)
+        return self.path / guard
 
     def _file(self, guard: str, name: str) -> Path:
         return self._folder(guard) / (name + _SUFFIX)
@@ -103,29 +100,17 @@ class FileStore(Store):
                     folder.mkdir(mode=0o700)
                     folder.chmod(0o700)  # restore the bits that the umask removed
                 check_folder(folder, may_be_link=folder == self.path)
-            self._write_once(self.path / disk.IGNORE, "*\n")
-            self._write_once(self.path / disk.CACHE_TAG, _CACHE_TAG)
-            self._write_once(self.path / disk.IDENTITY, uuid.uuid4().hex)
+            self._write_once(self.path / ".gitignore", "*\n")
+            self._write_once(self.path / "CACHEDIR.TAG", _CACHE_TAG)
         except OSError as error:
             raise StoreError(self._cannot("write", error)) from error
-        if not self.identity:
-            raise StoreError(
-                f"the store {self.alias!r} cannot read {self.path / disk.IDENTITY}, which has to be a file"
-            )
+        self._boot_id()  # a filter is not trusted without it
 
     @staticmethod
     def _write_once(path: Path, text: str) -> None:
-        """Create a file atomically, if it is missing, so that processes that start together agree on its content."""
-        if path.exists():
-            return
-        draft = disk.draft_of(path)
-        try:
-            with opened_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-                os.write(fd, text.encode())
-            with suppress(FileExistsError):
-                os.link(draft, path)
-        finally:
-            draft.unlink(missing_ok=True)
+        """Create a file if it is missing."""
+        with suppress(FileExistsError), opened_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            os.write(fd, text.encode())
 
     def _cannot(self, what: str, error: OSError) -> str:
         return (

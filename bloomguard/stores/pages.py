@@ -76,7 +76,7 @@ class PageFolder:
         self._path = path
 
     def _file(self, page: Page) -> Path:
-        return disk.guard_folder(self._path, page.guard) / f"metrics-{page.step}-{page.number}"
+        return self._path / page.guard / f"metrics-{page.step}-{page.number}"
 
     def add(self, page: Page, cells: Mapping[int, int]) -> None:
         """Add numbers to cells; raises :class:`StoreError`. Does nothing for a guard without a folder (no filter)."""
@@ -111,7 +111,7 @@ class PageFolder:
             raise StoreError(f"cannot read metrics from {file}: {error.strerror}") from error
 
     def _sweep(self, page: Page) -> None:
-        folder = disk.guard_folder(self._path, page.guard)
+        folder = self._path / page.guard
         for name in os.listdir(folder):
             found = _NAME.fullmatch(name)
             if found and Page(page.guard, int(found[1]), int(found[2])).is_over(page):

@@ -26,7 +26,6 @@ from bloomguard.verdicts import FENCED as FENCED_DECISION
 from tests.conftest import Counting, forget
 from tests.shop.guards import ArticleGuard, ProductGuard
 from tests.shop.models import Article, Product
-from tests.support.guarding import registered
 
 ABSENT_PK = 123_456_789
 
@@ -213,23 +212,6 @@ def test_each_move_to_another_store_is_logged(product, build, clock, caplog):
         assert product._runtime.decide(ABSENT_PK) is ABSENT
 
     assert len([line for line in caplog.messages if "was built in another store" in line]) == 2
-
-
-@pytest.mark.parametrize("name", ["identity", "cachedir.tag"])
-def test_a_guard_may_be_named_as_a_file_of_the_store(name, fresh, transactional_db, clock, monkeypatch, tmp_path):
-    """It has a folder of its own, and after a crash of the host its filter is not trusted, as any other."""
-    with registered(Product, name=name) as guard:
-        Rebuild(guard, sleep=clock.sleep).run()
-        Product.objects.create(pk=7)
-        assert (guard.verdict(7), guard.verdict(8)) == (Verdict.MAYBE, Verdict.ABSENT)
-
-        (tmp_path / "boot_id").write_text("another boot")
-        monkeypatch.setattr(disk, "BOOT_ID", tmp_path / "boot_id")
-        forget()
-
-        assert guard._runtime.decide(8) == IDENTITY
-        Rebuild(guard, sleep=clock.sleep).run()
-        assert guard.verdict(8) is Verdict.ABSENT
 
 
 def test_a_store_without_an_identity_is_not_trusted(product, clock, monkeypatch):

@@ -21,7 +21,6 @@ import pytest
 from bloomguard.exceptions import ConfigurationError, StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores import disk
-from bloomguard.stores.disk import draft_of
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import Page
 from tests.support.processes import end, spawn
@@ -38,38 +37,23 @@ def modes(folder: Path) -> dict[str, str]:
     }
 
 
-GUARDS = ["city", "identity", "cachedir.tag", "gitignore", "metrics-60-1", "a.filter", "identity.draft"]
+GUARDS = ["city", "identity", "gitignore", "metrics-60-1", "a.filter"]
 
 
 def test_no_guard_has_the_folder_of_another_or_a_name_of_the_stores_own(files):
-    """Also where case is ignored: the files of the store are files, and each guard has a folder."""
+    """The files of the store are files, and each guard has a folder."""
     for guard in GUARDS:
         files.create(guard, "a", make_layout()).add([key(1)])
         files.add_metrics(Page(guard, 60, 1), {0: 1})
 
     names = os.listdir(files.path)
-    assert len({name.lower() for name in names}) == len(names) == len(GUARDS) + 3
-    assert {name for name in names if (files.path / name).is_file()} == {".gitignore", "CACHEDIR.TAG", "identity"}
+    assert len({name.lower() for name in names}) == len(names) == len(GUARDS) + 2
+    assert {name for name in names if (files.path / name).is_file()} == {".gitignore", "CACHEDIR.TAG"}
     for guard in GUARDS:
         assert files.names(guard) == ["a"]
         assert files.open(guard, "a", find).might_contain(key(1))
         assert any(files.read_metrics([Page(guard, 60, 1)])[0])
     assert files.identity
-
-
-def test_a_draft_has_the_name_of_no_guard(files):
-    """A draft of a file begins with a dot, and a guard with a letter."""
-    assert draft_of(files.path / "identity").name.startswith(".identity.")
-
-
-def test_a_store_without_an_identity_takes_no_filter(files):
-    """A folder in the place of the file, as an earlier version made for a guard of that name, is named."""
-    (files.path / "identity").mkdir(parents=True)
-    files.path.chmod(0o700)
-
-    with pytest.raises(StoreError, match="identity, which has to be a file"):
-        files.create("city", "a", make_layout())
-    assert files.identity == ""
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o277])
@@ -84,9 +68,9 @@ def test_everything_is_private(files, umask):
     found = modes(files.path)
     assert {name for name, mode in found.items() if mode == "drwx------"} == {"s", "s/city"}
     assert {name for name, mode in found.items() if mode == "-rw-------"} == {
-        "s/.gitignore", "s/CACHEDIR.TAG", "s/identity", "s/city/a.filter"
+        "s/.gitignore", "s/CACHEDIR.TAG", "s/city/a.filter"
     }  # fmt: skip
-    assert len(found) == 6
+    assert len(found) == 5
 
 
 def test_what_is_there_already_is_left_alone(files):
@@ -119,7 +103,7 @@ def test_two_who_start_at_once_agree_on_one_identity(tmp_path):
             end(each)
 
     assert len(told) == 1
-    assert sorted(os.listdir(tmp_path / "s")) == [".gitignore", "CACHEDIR.TAG", "city", "identity"]
+    assert sorted(os.listdir(tmp_path / "s")) == [".gitignore", "CACHEDIR.TAG", "city"]
 
 
 def environment() -> dict[str, str]:
@@ -482,7 +466,7 @@ def test_a_folder_that_root_has_made_is_named(files):
     files.create("city", "a", make_layout())
 
     with stranger(files.path):
-        for use in (lambda: files.identity, lambda: files.names("city"), lambda: files.open("city", "a", find)):
+        for use in (lambda: files.names("city"), lambda: files.open("city", "a", find)):
             with pytest.raises(StoreError, match=rf"cannot read {files.path}.* as user {STRANGER}: Permission denied"):
                 use()
 
@@ -499,14 +483,13 @@ def test_a_place_in_a_folder_that_cannot_be_searched_is_a_warning(files, monkeyp
     assert (found.id, str(files.path) in found.msg) == ("bloomguard.W110", True)
 
 
-FILES = ["identity", "city/a.filter", "city/metrics-60-1"]
+FILES = ["city/a.filter", "city/metrics-60-1"]
 
 
 def uses(files: FileStore, name: str) -> list[Callable[[], object]]:
     """What reads or writes the file."""
     page = Page("city", 60, 1)
     return {
-        "identity": [lambda: files.identity],
         "city/a.filter": [lambda: files.open("city", "a", find)],
         "city/metrics-60-1": [lambda: files.read_metrics([page]), lambda: files.add_metrics(page, {0: 1})],
     }[name]
@@ -532,11 +515,8 @@ def test_what_is_no_file_is_waited_for_by_nobody(files, name, kind, tmp_path, mo
             bound.bind(path.name)
 
     for use in uses(files, name):
-        if name == "identity":
-            assert use() == ""
-        else:
-            with pytest.raises(StoreError):
-                use()
+        with pytest.raises(StoreError):
+            use()
 
 
 @pytest.mark.usefixtures("as_root")
@@ -550,15 +530,6 @@ def test_a_file_of_another_user_is_not_used(files, name):
     for use in uses(files, name):
         with pytest.raises(StoreError, match=f"of user {STRANGER}"):
             use()
-
-
-def test_an_identity_without_end_is_not_read(files):
-    """Of a file that was made with 32 bytes no more are taken."""
-    files.create("city", "a", make_layout())
-    before = files.identity
-    os.truncate(files.path / "identity", 1 << 40)
-
-    assert files.identity == before
 
 
 def put_back(saved: Path, path: Path) -> None:
