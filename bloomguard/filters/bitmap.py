@@ -104,9 +104,11 @@ class ExactBitmap(BodyFilter):
     kind: ClassVar[str] = "bitmap"
     plain_bits: ClassVar[bool] = True
 
-    __slots__ = ("_bits", "_low", "_overflow")
+    __slots__ = ("_bits", "_low", "overflow")
 
     layout: BitmapShape
+    #: The Bloom filter of the keys outside the range, in the same memory.
+    overflow: BloomFilter
 
     def __init__(
         self,
@@ -170,14 +172,14 @@ class ExactBitmap(BodyFilter):
         shape = self.layout
         self._low = shape.low + self.shard * shape.span
         self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")
-        self._overflow = BloomFilter.__new__(BloomFilter)
-        self._overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
+        self.overflow = BloomFilter.__new__(BloomFilter)
+        self.overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
         names = {
             "unpack": _UNPACK,
             "hashed": self.key_hash.digest,
             "bits": self._bits,
-            "overflow": self._overflow.might_contain,
-            "overflow_digest": self._overflow.might_contain_digest,
+            "overflow": self.overflow.might_contain,
+            "overflow_digest": self.overflow.might_contain_digest,
         }
         self.digest = compile_function(
             "key",
@@ -232,7 +234,7 @@ class ExactBitmap(BodyFilter):
         names = key_hash.names() | {
             "unpack": _UNPACK,
             "bits": [each._bits for each in filters],
-            "overflow": [each._overflow.might_contain_digest for each in filters],
+            "overflow": [each.overflow.might_contain_digest for each in filters],
         }
         return compile_function(
             "key",
@@ -254,7 +256,7 @@ class ExactBitmap(BodyFilter):
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         outside = low >= np.uint64(self.layout.span)
         if outside.any():
-            self._overflow.add_digests(low[outside] & np.uint64(MASK60))
+            self.overflow.add_digests(low[outside] & np.uint64(MASK60))
             low = low[~outside]
         bulk.set_at(np.frombuffer(self.body, np.uint8), low.view(np.int64))
 
@@ -265,17 +267,12 @@ class ExactBitmap(BodyFilter):
         cells = np.frombuffer(self.body, np.uint8)
         found[inside] = cells[positions >> 3] << (positions & 7).astype(np.uint8) >= 128
         if not inside.all():
-            found[~inside] = self._overflow.contains_digests(low[~inside] & np.uint64(MASK60))
+            found[~inside] = self.overflow.contains_digests(low[~inside] & np.uint64(MASK60))
         return found
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """Return the share of ``probes`` random keys that the overflow reports as present; the range has no errors."""
-        return self._overflow.measure_error_rate(probes)
-
-    @property
-    def overflow(self) -> BloomFilter:
-        """The Bloom filter of the keys outside the range, in the same memory."""
-        return self._overflow
+        return self.overflow.measure_error_rate(probes)
 
     @property
     def fill(self) -> float:
@@ -283,11 +280,11 @@ class ExactBitmap(BodyFilter):
 
     def approximate_size(self) -> int:
         """Return the exact count in the range plus the Bloom filter's estimate of the keys outside."""
-        return int(self._bits.count()) + self._overflow.approximate_size()
+        return int(self._bits.count()) + self.overflow.approximate_size()
 
     def expected_error_rate(self) -> float:
         """Return the false-positive rate outside the range."""
-        return self._overflow.expected_error_rate()
+        return self.overflow.expected_error_rate()
 
 
 def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:

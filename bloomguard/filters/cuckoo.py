@@ -80,9 +80,11 @@ class CuckooFilter(BodyFilter):
     kind: ClassVar[str] = "cuckoo"
     supports_discard: ClassVar[bool] = True
 
-    __slots__ = ("_moves", "_spill", "_table", "_unpack", "discard")
+    __slots__ = ("_moves", "_table", "_unpack", "discard", "spill")
 
     layout: CuckooShape
+    #: The Bloom filter of the twins that had no room in the table, in the same memory.
+    spill: BloomFilter
     #: ``discard(key: bytes) -> bool``: undoes one add of ``key``, returns whether it was found. A spilled key stays.
     discard: Callable[[bytes], bool]  # type: ignore[assignment]
 
@@ -132,15 +134,15 @@ class CuckooFilter(BodyFilter):
         self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
         word = self.body[:4]  # of an array of numpy, the word takes three times as long
         self._moves: Any = word.cast("I") if sys.byteorder == "little" else np.frombuffer(word, "<u4")
-        self._spill = BloomFilter.__new__(BloomFilter)
-        self._spill._attach(shape.spill, self.key_hash, self.body[shape.spill_offset :])
+        self.spill = BloomFilter.__new__(BloomFilter)
+        self.spill._attach(shape.spill, self.key_hash, self.body[shape.spill_offset :])
         self.might_contain = self._compile("key", self.key_hash.expression)
         self.might_contain_digest = self._compile("digest", "digest")
         self.discard = self._compile_discard()
 
     def _names(self) -> dict[str, Any]:
         """Return the names for compiled checks, without the filter itself, which would make a reference cycle."""
-        has_spilled = self._spill.might_contain_digest
+        has_spilled = self.spill.might_contain_digest
         return {"moves": self._moves, "unpack": self._unpack, "table": self._table, "has_spilled": has_spilled}
 
     def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
@@ -218,7 +220,7 @@ class CuckooFilter(BodyFilter):
     def _spill_writes(self, fingerprint: int, first: int, second: int) -> Writes:
         """Return the changes that move twins from the table to the spill."""
         start, twins = self.layout.spill_offset, self.layout.twins(fingerprint, first)
-        changes = [(start + offset, data) for offset, data in self._spill.writes(twins)]
+        changes = [(start + offset, data) for offset, data in self.spill.writes(twins)]
         changes.append((0, (count_move(self._moves[0]) | SPILLED).to_bytes(4, "little")))
         for bucket in dict.fromkeys((first, second)):
             copies = [slot for slot, other in enumerate(self._bucket(bucket)) if other == fingerprint]
@@ -232,7 +234,7 @@ class CuckooFilter(BodyFilter):
     def _has_spilled(self, fingerprint: int, bucket: int) -> bool:
         if self._moves[0] < SPILLED:
             return False
-        return self._spill.might_contain_digest(self.layout.twins(fingerprint, bucket))
+        return self.spill.might_contain_digest(self.layout.twins(fingerprint, bucket))
 
     def has_spilled(self, key: bytes) -> bool:
         """Return whether ``key`` stays until the next build, because there was no room for it or its twins."""
@@ -335,18 +337,13 @@ class CuckooFilter(BodyFilter):
     def fill(self) -> float:
         return self.size() / self.layout.slots
 
-    @property
-    def spill(self) -> BloomFilter:
-        """The Bloom filter of the twins that had no room in the table, in the same memory."""
-        return self._spill
-
     def approximate_size(self) -> int:
         """Return the fingerprints in the table plus the Bloom filter's estimate of the spilled twins."""
-        return self.size() + self._spill.approximate_size()
+        return self.size() + self.spill.approximate_size()
 
     def expected_error_rate(self) -> float:
         denied = (1 - 1 / ((1 << self.layout.bits) - 1)) ** (2 * SLOTS * self.fill)
-        return float(1 - denied * (1 - self._spill.expected_error_rate()))
+        return float(1 - denied * (1 - self.spill.expected_error_rate()))
 
 
 def _look_again(

@@ -251,7 +251,7 @@ def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64
     if filter._moves[0] < SPILLED:
         return left
     twins = _twins(filter.layout, *_of(places, left))
-    kept: I64 = left[~filter._spill.contains_digests(twins)]
+    kept: I64 = left[~filter.spill.contains_digests(twins)]
     return kept
 
 
@@ -263,7 +263,7 @@ def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
 def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
     if not len(first):
         return
-    filter._spill.add_digests(_twins(filter.layout, fingerprints, first, second))
+    filter.spill.add_digests(_twins(filter.layout, fingerprints, first, second))
     filter._moves[0] = count_move(filter._moves[0]) | SPILLED
     table = slots_of(filter)
     for buckets in (first, second):
