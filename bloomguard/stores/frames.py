@@ -56,8 +56,7 @@ class FrameGeneration(Generation):
         self.layout = layout
         self._buffers = buffers
         self._locked = locked
-        self._frames: list[Frame | None] = [None] * len(buffers)
-        self._filters: list[BodyFilter | None] = [None] * len(buffers)
+        self._shards: list[tuple[Frame, BodyFilter] | None] = [None] * len(buffers)
         plain = layout.filter_class.plain_bits
         #: Returns the positions of a digest's bits; ``None`` for a filter of other things than bits.
         self._positions: Callable[[int], list[int]] | None = layout.shape.positions if plain else None  # type: ignore[attr-defined]
@@ -68,19 +67,18 @@ class FrameGeneration(Generation):
 
     def _shard(self, index: int) -> tuple[Frame, BodyFilter]:
         """Return the frame and the filter of one shard; verify its checksum on first use."""
-        frame, attached = self._frames[index], self._filters[index]
-        if frame is None or attached is None:
+        shard = self._shards[index]
+        if shard is None:
             frame = Frame.open(self._buffers[index])
             if frame.header != self.layout.headers[index]:
                 raise CorruptFilter(f"shard {index} of generation {self.name} belongs to another build")
             with self._locked(False):
                 frame.verify()
-            attached = self.layout.attach(frame)
-            self._frames[index], self._filters[index] = frame, attached
-            filters = [known for known in self._filters if known is not None]
-            if len(filters) == len(self._filters):
-                self.might_contain = self.layout.checker(filters)  # type: ignore[assignment, method-assign]
-        return frame, attached
+            shard = self._shards[index] = frame, self.layout.attach(frame)
+            opened = [each[1] for each in self._shards if each is not None]
+            if len(opened) == len(self._shards):
+                self.might_contain = self.layout.checker(opened)  # type: ignore[assignment, method-assign]
+        return shard
 
     def might_contain(self, key: bytes) -> bool:
         """See :attr:`Generation.might_contain`."""
@@ -181,10 +179,10 @@ class FrameGeneration(Generation):
                     frame.write(attached.discard_writes(digest))
 
     def seal(self) -> None:
-        for frame in self._frames:
-            if frame is not None and frame.dirty:
+        for shard in self._shards:
+            if shard is not None and shard[0].dirty:
                 with self._locked(True):
-                    frame.seal()
+                    shard[0].seal()
 
     def read_shard(self, shard: int) -> Frame:
         frame, _ = self._shard(shard)
