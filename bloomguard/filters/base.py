@@ -296,10 +296,8 @@ class BodyFilter(Filter):
 
     @classmethod
     def trusted_shape(cls, header: Header, key_hash: KeyHash) -> Shape:
-        """Check all values of a header and return its shape. Raises :class:`CorruptFilter`."""
+        """Check all values of a header of this kind and return its shape. Raises :class:`CorruptFilter`."""
         try:
-            if header.kind != cls.kind:
-                raise InvalidShape(f"a {header.kind} filter, but a {cls.kind} filter is expected")
             sizing.check_capacity(header.capacity)
             sizing.check_error_rate(header.error_rate)
             shape = cls.shape_of(header)
@@ -314,12 +312,9 @@ class BodyFilter(Filter):
 
     @classmethod
     def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
-        """Return the filter over ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
-        shape = cls.trusted_shape(header, key_hash)
-        if shape.body_bytes != len(body):
-            raise CorruptFilter(f"{len(body)} bytes, but its parameters need {shape.body_bytes}")
+        """Return the filter over a frame's ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
         self = cls.__new__(cls)
-        self._attach(shape, key_hash, body, header.shard)
+        self._attach(cls.trusted_shape(header, key_hash), key_hash, body, header.shard)
         return self
 
     def writes(self, digest: int) -> Writes:
