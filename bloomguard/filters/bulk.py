@@ -71,13 +71,11 @@ def spread(worker: Callable[[range], None], starts: range, *, shared: bool) -> N
 def batches(width: int | None, keys: Any, capacity: int) -> Iterator[Any]:
     """Yield ``keys`` in batches whose digests, at 8 bytes each, take no more memory than the filter, or 1 MiB."""
     size = max(_LEAST_BATCH, capacity // 8)
-    if isinstance(keys, (bytes, bytearray, memoryview)) and width:
+    if isinstance(keys, (bytes, bytearray, memoryview)) and width:  # without one, KeyHash refuses it
         keys, size = memoryview(keys).cast("B"), size * width
-    if isinstance(keys, (list, tuple, memoryview, np.ndarray)):
+    if isinstance(keys, (bytes, bytearray, memoryview, list, tuple, np.ndarray)):
         for start in range(0, len(keys), size):
             yield keys[start : start + size]
-    elif isinstance(keys, (bytes, bytearray)):
-        yield keys  # KeyHash refuses it and gives the reason
     else:
         iterator = iter(keys)
         while piece := list(islice(iterator, size)):
