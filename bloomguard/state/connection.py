@@ -35,6 +35,8 @@ _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
 #: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
+#: SQL: a row if the session's search_path was changed, which may hide tables. Not by us: but a pooler lends sessions.
+_HAS_OTHER_PATH = "SELECT 1 FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val"
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
 _DENIED = ((1142,), (1143,))
 
@@ -270,12 +272,16 @@ class StateConnection:
         return connections[self.alias].ops.quote_name(name)
 
     def has_table(self, name: str) -> bool:
-        """Return whether the database has the table. Raises :class:`DatabaseError`."""
+        """Return whether the database has the table, or may have one. Raises :class:`DatabaseError`."""
         with self._locked(READ_SECONDS):
             connection = self._open()
             _connect(connection)
-            with _cut_off(connection, READ_SECONDS):
-                return name in connection.introspection.table_names()
+            with _cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
+                if connection.vendor == "postgresql":
+                    cursor.execute(_HAS_OTHER_PATH)
+                    if cursor.fetchone() is not None:
+                        return True
+                return name in connection.introspection.table_names(cursor)
 
     def adapt(self, value: Any) -> Any:
         """Convert a value, which may be a datetime, to a query parameter of the database."""

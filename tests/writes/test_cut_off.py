@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connections, transaction
+from django.db.backends.signals import connection_created
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import Guard
@@ -168,3 +169,24 @@ def test_state_rows_that_the_search_path_hides_are_not_missing(short, limit, mov
         Short.objects.create(slug="new")
 
     assert not Short.objects.filter(slug="new").exists()
+
+
+def test_a_session_whose_search_path_was_changed_does_not_lose_the_state_rows(short, limit, clock):
+    """A pooler may give bloomguard the session in which another client has set it: the table is hidden, not gone."""
+    Rebuild(short, sleep=clock.sleep).run()
+    state.table.connection.close()
+
+    def hide(connection: Any, **kwargs: Any) -> None:
+        if hasattr(connection, "is_own"):
+            connection.connection.execute("SET search_path TO pg_catalog")
+
+    connection_created.connect(hide)
+    try:
+        clock.now += 10
+        Short.objects.create(slug="new")
+    finally:
+        connection_created.disconnect(hide)
+
+    state.table.connection.close()
+    clock.now += 10
+    assert short.verdict("new") is not Verdict.ABSENT
