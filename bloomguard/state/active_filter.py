@@ -326,39 +326,21 @@ class ActiveFilter:
         return False
 
     def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool]) -> bool:
-        generations: list[Generation] = []
-        missed: list[str] = []
         opened = self._opened if state.change == self._change and state.is_ours else {}
         for name in state.generations:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
-            generation = opened.get(name)
-            if generation is None:
-                try:
-                    generation = self._generation(state, name)
-                except (FilterError, StoreError) as error:
-                    self._fail_add(state, name, error)
-            if generation is None:
-                missed.append(name)
-                self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
-            else:
-                generations.append(generation)
-        # A guard that discards keys adds each one: one that seems to be in the filter may be a false positive.
-        if len(generations) == 1:
             try:
-                generations[0].add(keys, once=not self._counted)
+                if generation := opened.get(name) or self._generation(state, name):
+                    # A guard that discards keys adds each one: one that seems to be there may be a false positive.
+                    generation.add(keys, once=not self._counted)
+                    continue
+                self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
             except (FilterError, StoreError) as error:
-                self._fail_add(state, generations[0].name, error)
-                missed.append(generations[0].name)
-        elif generations:
-            outcomes = generations[0].add_to_all(generations, keys, once=not self._counted)
-            for each, failure in zip(generations, outcomes):
-                if failure is not None:
-                    self._fail_add(state, each.name, failure)
-                    missed.append(each.name)
-        # A standby that is not kept yet is still used by processes that have not read the row since it was replaced.
-        if missed and not all(name == state.kept and drop_standby(state) for name in dict.fromkeys(missed)):
-            return False
+                self._fail_add(state, name, error)
+            # A standby that is not kept yet is still used by processes that have not read the row since.
+            if name != state.kept or not drop_standby(state):
+                return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)
         return now is not None and (now is state or now.is_covered_by(state))

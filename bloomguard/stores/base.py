@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import StoreError, UnknownGeneration
-from ..filters import CorruptFilter, DiscardUnsupported, FilterError, KeyHash
+from ..exceptions import UnknownGeneration
+from ..filters import CorruptFilter, DiscardUnsupported, KeyHash
 from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
 from .pages import Page
@@ -83,20 +83,6 @@ class Generation(ABC):
         Filters that support discards count: a key that was added twice has to be discarded twice. With ``once=True``,
         for filters from which nothing is discarded, they do not add a key that they have.
         """
-
-    @classmethod
-    def add_to_all(
-        cls, generations: Sequence[Generation], keys: RowKeys, *, once: bool = False
-    ) -> list[Exception | None]:
-        """Add keys to several generations of one store; return for each ``None``, or the exception of its add."""
-        outcomes: list[Exception | None] = []
-        for generation in generations:
-            try:
-                generation.add(keys, once=once)
-                outcomes.append(None)
-            except (FilterError, StoreError) as error:
-                outcomes.append(error)
-        return outcomes
 
     @abstractmethod
     def add_many(self, keys: Keys) -> None:

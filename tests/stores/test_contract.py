@@ -261,23 +261,6 @@ def test_a_build_is_whole_once_it_is_sealed(place, layout):
     assert fill(reopened) == fill(generation) == fill(other)
 
 
-@pytest.mark.parametrize("step", ["_located", "_locked"])
-def test_each_of_several_generations_has_its_own_fate(place, layout, step, monkeypatch):
-    """Keys go to all generations that a row names, and one that fails keeps them from no other."""
-    made = [place.store.create("city", name, layout) for name in "abc"]
-    keys = [key(number) for number in some(20)]
-    broken = CorruptFilter("its bytes are another's")
-
-    def fail(*args):
-        raise broken
-
-    monkeypatch.setattr(made[1], step, fail)
-
-    assert made[0].add_to_all(made, keys) == [None, broken, None]
-    assert all(made[0].might_contain_many(keys))
-    assert all(made[2].might_contain_many(keys))
-
-
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_missing_is_not_empty(anywhere, name):
     """A generation that is not there is unknown; it neither says no nor comes into being."""

@@ -468,24 +468,6 @@ def test_what_servers_are_named_by_shows_no_password():
         assert SECRET not in repr(find_servers(url=url, **common, **options))
 
 
-def test_all_generations_get_a_key_in_one_trip(store, server, layout):
-    """Whatever the number of generations and shards, adds go out together; each generation's own fate is told."""
-    made = [store.create("city", name, layout) for name in "abc"]
-    keys = [key(number) for number in some(30)]
-    made[0].add_to_all(made, keys)
-    trips = []
-    store._adds.send = lambda commands, send=store._adds.send: trips.append(len(commands)) or send(commands)
-
-    assert made[0].add_to_all(made, keys) == [None] * 3
-    assert len(trips) == 1
-    server.delete(*made[1].keys)
-    whole, gone, last = made[0].add_to_all(made, keys)
-
-    assert (whole, last) == (None, None)
-    assert isinstance(gone, CorruptFilter)
-    assert all(made[2].might_contain_many(keys))
-
-
 def answer(pipe, url):
     """Another process: opens the generation, and says of each key that it is sent whether it may be in."""
     other = RedisStore("default", url=url, **PATIENT).open("city", "a", find)

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
-from ...exceptions import StoreError
-from ...filters import CorruptFilter, FilterError
+from ...filters import CorruptFilter
 from ...filters.base import BodyFilter
 from ...filters.bulk import np, one_by_one
 from ...filters.codec import Frame
@@ -116,29 +115,6 @@ class RedisGeneration(Generation):
             super().discard(keys)  # raises
         else:
             self._change([self._kind.discards(shard, each) for shard, (_, each) in self._placed(keys).items()])
-
-    @classmethod
-    def add_to_all(
-        cls, generations: Sequence[Generation], keys: RowKeys, *, once: bool = False
-    ) -> list[Exception | None]:
-        """See :meth:`Generation.add_to_all`. Makes one round trip if all generations have the same identity."""
-        mine = [each for each in generations if isinstance(each, cls)]
-        first = mine[0]
-        if len(mine) < len(generations) or any(each.identity != first.identity for each in mine):
-            return super().add_to_all(generations, keys, once=once)
-        changes = [each._adds(keys, once) for each in mine]
-        try:
-            replies = iter(first._store.write(_commands(chain.from_iterable(changes)), first.identity))
-        except StoreError as error:
-            return [error] * len(mine)
-        outcomes: list[Exception | None] = []
-        for parts in changes:
-            try:
-                _read(parts, list(islice(replies, len(_commands(parts)))))
-                outcomes.append(None)
-            except FilterError as error:
-                outcomes.append(error)
-        return outcomes
 
     def add_many(self, keys: Keys) -> None:
         if self._draft is not None:
