@@ -88,7 +88,7 @@ class Generation(ABC):
     def add_many(self, keys: Keys) -> None:
         """Add many keys, in any form that :meth:`KeyHash.digests` accepts, before :meth:`seal`.
 
-        A generation that this process created may keep the keys in memory until then.
+        A generation that this process created may keep the keys until then where no check finds them.
         """
 
     def discard(self, keys: Iterable[bytes]) -> None:

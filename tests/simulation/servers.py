@@ -185,14 +185,14 @@ class SimulatedGeneration(Generation):
     def _might_contain(self, key: bytes) -> bool:
         cell = self._cell(key)
         found: bool = self._store.read(lambda server: server.held(self.name)[cell] > 0, self._identity)
-        return found or (self._draft is not None and self._draft[cell] > 0)
+        return found
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
-        cells, draft = [self._cell(key) for key in keys], self._draft or Counter()
-        held: list[bool] = self._store.read(
+        cells = [self._cell(key) for key in keys]
+        found: list[bool] = self._store.read(
             lambda server: [server.held(self.name)[cell] > 0 for cell in cells], self._identity
         )
-        return [there or draft[cell] > 0 for cell, there in zip(cells, held)]
+        return found
 
     def is_recent(self, key: bytes) -> bool:
         return self.times_added(key) > 0

@@ -118,14 +118,6 @@ def test_a_loop_gets_the_answers_of_threads(store, kind, shard_bytes):
     asyncio.run(same(built(store, kind, shard_bytes)))
 
 
-def test_a_builder_may_be_asked_too(store):
-    """What a process has not brought to the server yet, it finds."""
-    made = store.create("city", "a", make_layout())
-    made.add_many(np.array(NUMBERS))
-
-    asyncio.run(same(made))
-
-
 @pytest.fixture(scope="module")
 def cluster():
     made = servers.Cluster(3)

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 _MANY = 64  # keys from which on numpy computes their bits faster
 _HEADERS = 256  # headers to read in one round trip
-_DIGESTS = 1_000  # keys to add in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip
 
 
 class RedisGeneration(Generation):
-    """Shards at the Redis keys ``keys``. Bulk adds of the creating process stay in ``draft`` until :meth:`seal`."""
+    """Shards at the Redis keys ``keys``.
+
+    Bulk adds of the creating process stay in ``draft``, which no check reads, until :meth:`seal`.
+    """
 
     def __init__(
         self, store: RedisStore, guard: str, name: str, layout: Layout, identity: str, draft: Draft | None = None
@@ -50,18 +52,16 @@ class RedisGeneration(Generation):
         """See :attr:`Generation.might_contain`."""
         shard, digest = self.layout.locate(key)
         (reply,) = self._store.read([self._kind.check(shard, digest)], self.identity)
-        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+        return self._kind.answer(shard, digest, reply)
 
     async def amight_contain(self, key: bytes) -> bool:
         shard, digest = self.layout.locate(key)
         (reply,) = await self._store.aread([self._kind.check(shard, digest)], self.identity)
-        return self._kind.answer(shard, digest, reply) or (self._draft is not None and self._draft.might_contain(key))
+        return self._kind.answer(shard, digest, reply)
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         """Check all keys in one round trip, with one command for some hundred keys of a shard."""
         keys = list(keys)
-        if self._draft is not None:
-            return super().might_contain_many(keys)
         placed = self._placed(keys)
         parts = [self._kind.checks(shard, digests) for shard, (_, digests) in placed.items()]
         found = _read(parts, self._store.read(_commands(parts), self.identity) if keys else [])
@@ -119,11 +119,8 @@ class RedisGeneration(Generation):
     def add_many(self, keys: Keys) -> None:
         if self._draft is not None:
             self._draft.add_many(keys)
-            return
-        for shard, low, high in self.layout.locate_many(keys):
-            for start in range(0, len(low), _DIGESTS):
-                some = slice(start, start + _DIGESTS)
-                self._change([self._kind.many_adds(shard, low[some], high[some])])
+        else:
+            self._change([self._kind.many_adds(*each) for each in self.layout.locate_many(keys)])
 
     def seal(self) -> None:
         """Transfer the draft to the server and merge it with the adds of other processes."""
@@ -180,11 +177,7 @@ class RedisGeneration(Generation):
         return frame
 
     def filters(self) -> Iterator[BodyFilter]:
-        if self._draft is not None:
-            yield from self._draft.filters()
-            return
-        for shard in range(len(self.keys)):
-            yield self.layout.attach(self.read_shard(shard))
+        return (self.layout.attach(self.read_shard(shard)) for shard in range(len(self.keys)))
 
 
 def _commands(parts: Iterable[Part]) -> list[Command]:
