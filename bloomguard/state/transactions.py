@@ -199,8 +199,6 @@ def _savepoint(connection: Any, undo: bool, alone: bool) -> Iterator[None]:
         yield
     except BaseException as error:
         with suppress(DatabaseError):
-            if not undo and isinstance(error, Error) and is_aborted(connection):
-                _abort(connection, name)
             if undo or not isinstance(error, Error):
                 _execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
             if not is_over(connection) and not is_aborted(connection):
@@ -215,16 +213,6 @@ def _savepoint(connection: Any, undo: bool, alone: bool) -> Iterator[None]:
         except DatabaseError:
             _execute(connection, "ROLLBACK")
             raise
-
-
-def _abort(connection: Any, name: str) -> None:
-    """Abort what the savepoint ``name`` is part of, so that PostgreSQL unlocks what the statements before it locked.
-
-    As long as only the savepoint has failed, it keeps these locks until the ROLLBACK. Without one it gives them up.
-    """
-    _execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
-    _execute(connection, f"RELEASE SAVEPOINT {name}")
-    _execute(connection, f"ROLLBACK TO SAVEPOINT {_NAME}_of_nobody")  # any error aborts it
 
 
 def _execute(connection: Any, sql: str) -> None:

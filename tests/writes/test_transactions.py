@@ -248,41 +248,6 @@ def test_a_refused_write_is_undone_alone(broken, monkeypatch, block):
     assert not Product.objects.filter(pk=90_074).exists()
 
 
-@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("savepoint", ["", "SAVEPOINT theirs"], ids=["outermost", "within a savepoint"])
-@pytest.mark.parametrize("block", BY_HAND, ids=lambda block: block.__name__)
-def test_a_failed_write_unlocks_what_it_would_without_guards(product, block, savepoint):
-    """On PostgreSQL: once a transaction, or a savepoint, is aborted, others get its locks before the ROLLBACK."""
-    other = copy.copy(connections["postgresql"])
-    other.connection = None
-
-    def locked():
-        with other.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE relation = 'auth_group'::regclass")
-            return cursor.fetchone()[0]
-
-    def fail():
-        counts = []
-        with suppress(IntegrityError), block():
-            if savepoint:
-                execute(savepoint)
-            Group.objects.create(name="locked")
-            counts.append(locked() > 0)
-            try:
-                Product.objects.create(pk=1)
-            finally:
-                counts.append(locked())
-        return counts
-
-    try:
-        with uninstalled():
-            expected = fail()
-        assert expected == [True, 0]
-        assert fail() == expected
-    finally:
-        other.close()
-
-
 @contextmanager
 def atomic_that_goes_on():
     """The project says that an error has broken nothing."""
