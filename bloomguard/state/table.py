@@ -32,6 +32,8 @@ LEASE_SECONDS = 1.0
 EXPIRY_SECONDS = 2 * LEASE_SECONDS
 #: SQL of PostgreSQL: does the quoted name mean a table here, and is there a table of this name in any schema?
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL, EXISTS (SELECT FROM pg_class WHERE relname = %s)"
+#: MySQL's and MariaDB's error number for a table that is not there.
+_NO_TABLE = (1146,)
 #: Seconds to wait for another thread of this process that reads the rows.
 _RENEWAL_PATIENCE = 0.25
 
@@ -249,7 +251,7 @@ class StateTable:
             try:
                 found = fetch_uncounted(connection, query)
             except connection.Database.Error as error:
-                if "no such table" in str(error):
+                if "no such table" in str(error) or error.args[:1] == _NO_TABLE:
                     return {}
                 raise
         along: dict[str, Any] = {"here": self.connection.here}

@@ -10,7 +10,7 @@ its caller two leases later.
 
 That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
 also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
-On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table; or the server takes no
+On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table. And a server may take no
 other connection.
 """
 
@@ -32,6 +32,7 @@ from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from ..state.transactions import has_begun, is_aborted, locks_table, rolls_back_if_marked
+from .isolation import may_omit_reads
 from .observer import TransactionObserver, is_alone
 
 #: Half a lease less, as clocks differ in speed.
@@ -316,16 +317,18 @@ _SEES_COMMITTED = """
 def is_cut_off(table: StateTable, name: str, using: str) -> bool:
     """Return whether only the writer's own connection can read the state rows and fence the guard.
 
-    So it is on PostgreSQL when the server takes no further connection. The writer's transaction must not have an older
-    snapshot, nor have changed state rows itself.
+    So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot, nor
+    on PostgreSQL have changed state rows itself.
     """
     connection: Any = connections[using]
-    if table.connection.alias != using or connection.vendor != "postgresql" or table.lease(name) is not None:
+    if table.connection.alias != using or connection.vendor == "sqlite" or table.lease(name) is not None:
         return False
     if is_aborted(connection) or is_alone(connection) or table.renew(after=table.clock()):
         return False
     if not has_begun(connection):
         return True
+    if connection.vendor != "postgresql":
+        return may_omit_reads(connection)  # each of its statements reads what is committed by then
     parameters = bool(_pending(using)), connection.ops.quote_name(GuardState._meta.db_table)
     with connection.wrap_database_errors:
         return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
