@@ -10,7 +10,6 @@ All waits have a time limit, after which the caller gets an error.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import socket
@@ -201,9 +200,9 @@ class StateConnection:
         if current is None:
             current = connections.create_connection(self.alias)
             current.is_own = True  # type: ignore[attr-defined]  # its statements change no guard's rows
-            current.settings_dict = copy.deepcopy(configured)
-            current.settings_dict["AUTOCOMMIT"] = True
-            options = current.settings_dict["OPTIONS"]
+            # Not a deep copy: of some values, such as an SSL context, there is none.
+            options = dict(configured["OPTIONS"])
+            current.settings_dict = {**configured, "AUTOCOMMIT": True, "OPTIONS": options}
             if current.vendor in ("postgresql", "mysql"):
                 options.setdefault("connect_timeout", CONNECT_SECONDS)
             if current.vendor == "postgresql":

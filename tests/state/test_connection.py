@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import ssl
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -72,6 +73,13 @@ def test_an_interface_error_is_a_database_error(kept, each_database, monkeypatch
         kept.execute("SELECT 1")
     with pytest.raises(DatabaseError, match="connection already closed"):
         kept.has_table("bloomguard_state")
+
+
+def test_settings_that_cannot_be_copied_are_used_as_they_are(kept, each_database, monkeypatch):
+    """Such as an SSL context; a copy of all failed, so no state row was read."""
+    monkeypatch.setitem(connections[database.current].settings_dict, "CONTEXT", ssl.create_default_context())
+
+    assert kept.execute("SELECT 1")[0] == [(1,)]
 
 
 def test_a_temporary_database_can_be_dropped(kept, each_database, monkeypatch):
