@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from django.db import DEFAULT_DB_ALIAS, DatabaseError, InterfaceError, OperationalError, connections, router
+from django.db import DatabaseError, IntegrityError, InterfaceError, OperationalError, connections, router
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.utils import DEFAULT_DB_ALIAS
 
 from ..models import GuardState
 from ..process import after_fork, is_test_run, notice_fork, own_lock
@@ -146,8 +147,8 @@ class StateConnection:
                 except (DatabaseError, InterfaceError) as error:
                     if sqlstate_of(error.__cause__) in _CONFLICTS and self.clock() - began < seconds:
                         continue
-                    if is_locked(error):
-                        raise
+                    if is_locked(error) or isinstance(error, IntegrityError):
+                        raise  # an answer: the connection is not to blame
                     self.close()
                     if not reused or isinstance(error, TimedOut):
                         raise
@@ -314,11 +315,6 @@ class DatabaseConnection(StateConnection):
         if self._schema:
             connection.set_schema(self._schema)
         return connection  # type: ignore[no-any-return]
-
-    @property
-    def alias(self) -> str:
-        """The alias of the database."""
-        return self._alias
 
     def identify(self) -> str:
         """Return which server and database of PostgreSQL this is; empty if it does not say. May query."""

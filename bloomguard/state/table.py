@@ -9,11 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, IntegrityError, OperationalError, connections
 from django.utils import timezone
 from django.utils.text import Truncator
 
@@ -300,7 +300,7 @@ class StateTable:
         after = replace(seen, version=seen.version + 1, **{name: changes[name] for name in COLUMNS if name in changes})
         values = {**changes, "version": after.version}
         if seen.version == 0:
-            return self._insert(after, values)
+            self._insert(seen.name)
         quote = self.connection.quote
         # Or it is this change already: if the answer is lost, the statement is sent again.
         is_same = f"({quote('version')} = %s AND {quote('token')} = %s OR {quote('token')} = %s)"
@@ -316,25 +316,16 @@ class StateTable:
         )
         return changed == 1
 
-    def _insert(self, after: State, values: dict[str, Any]) -> State | None:
-        row = GuardState(**{"name": after.name, **values})
-        quote = self.connection.quote
-        row_fields = GuardState._meta.concrete_fields
-        columns = ", ".join(quote(str(field.column)) for field in row_fields)
-        marks = ", ".join(["%s"] * len(row_fields))
-        try:
+    def _insert(self, name: str) -> None:
+        """Insert a row of version 0, which stands for no row, unless there is one."""
+        row, quote, fields = GuardState(name=name, version=0), self.connection.quote, GuardState._meta.concrete_fields
+        columns = ", ".join(quote(str(field.column)) for field in fields)
+        marks = ", ".join(["%s"] * len(fields))
+        with suppress(IntegrityError):
             self.connection.execute(
                 f"INSERT INTO {quote(GuardState._meta.db_table)} ({columns}) VALUES ({marks})",  # noqa: S608
-                [self.connection.adapt(getattr(row, field.attname)) for field in row_fields],
+                [getattr(row, field.attname) for field in fields],
             )
-        except DatabaseError:
-            now = self.current(after.name)
-            if now.change == after.change:
-                return after  # its answer was lost, and it was sent again
-            if now.version:
-                return None
-            raise
-        return after
 
     def heartbeat(self, state: State) -> None:
         """Update the builder's heartbeat; the version of the row stays."""
