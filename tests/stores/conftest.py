@@ -84,7 +84,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
     link._connections.make_pool.keywords.update(times)
     for lines, _ in link._connections._made.values():
         lines.pool.connection_kwargs.update(times)
-        for connection in (*lines.idle, *lines.pool._available_connections):
+        for connection in lines.idle:
             connection.socket_connect_timeout = seconds
 
 

@@ -32,7 +32,7 @@ _GRACE = 0.001
 
 
 class _Connections(NamedTuple):
-    """The connection pool of one loop, a semaphore that limits how many connections are in use, and those to reuse."""
+    """The pool that makes a loop's connections, a semaphore that limits how many are in use, and those to reuse."""
 
     pool: Any
     free: asyncio.Semaphore
@@ -83,9 +83,9 @@ class _PerLoop:
             self._made.pop(loop, None)
             manager: Any = getattr(made.pool, "sentinel_manager", None)
             of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
-            for pool in (made.pool, *of_sentinels):
+            for each in (*made.idle, *of_sentinels):
                 with suppress(Exception):
-                    await pool.disconnect()
+                    await each.disconnect()
 
 
 class AsyncLink:
@@ -125,41 +125,29 @@ class AsyncLink:
             try:
                 read = await self._talk(connection, commands)
             except BaseException:
-                await self._drop(own.pool, connection)
+                await connection.disconnect(nowait=True)
                 raise
             if is_demoted(read[1]):
-                await self._drop(own.pool, connection)
-            else:
-                own.idle.append(connection)
+                await connection.disconnect(nowait=True)
+            own.idle.append(connection)
             return read
         finally:
             own.free.release()
 
     async def _connection(self, own: _Connections) -> Any:
         """Return a connection that no other task uses; see :meth:`.Link.connection`."""
-        while own.idle:
-            connection = own.idle.pop()
-            is_open = connection.is_connected and not (connection._reader.at_eof() or connection._writer.is_closing())
-            if is_open and not connection.bloomguard.is_old():
-                return connection
-            await own.pool.release(connection)
-        # Not `get_connection`, which in older versions of redis-py opens connections one after the other.
-        connection = own.pool.get_available_connection()
+        connection = own.idle.pop() if own.idle else own.pool.make_connection()
+        is_open = connection.is_connected and not (connection._reader.at_eof() or connection._writer.is_closing())
+        if is_open and not connection.bloomguard.is_old():
+            return connection
         try:
-            if connection.is_connected and connection._writer.is_closing():
-                await connection.disconnect(nowait=True)  # the server reset it, which the pool does not notice
+            if not is_open:
+                await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
             await own.pool.ensure_connection(connection)
         except BaseException:
-            await self._drop(own.pool, connection)
+            await connection.disconnect(nowait=True)
             raise
         return connection
-
-    @staticmethod
-    async def _drop(pool: Any, connection: Any) -> None:
-        try:
-            await connection.disconnect(nowait=True)
-        finally:
-            await pool.release(connection)
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
