@@ -240,6 +240,7 @@ def test_known_nodes_are_asked_where_the_given_address_is_gone(cluster, redis_cl
     target = next(node for node in cluster.nodes if node is not cluster.holder(listed))
     for _ in cluster.migrate(listed, target):
         pass
+    redis_clock.sleep(1)
 
     assert store.names("city") == ["a"]
     store.close()

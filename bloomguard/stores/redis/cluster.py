@@ -112,22 +112,8 @@ class Cluster:
         self._nodes: tuple[Address, ...] = ()  # nodes of the last map, even if it is out of date
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> Steps:
-        """Send each command to the node of its key, then read all replies: see :meth:`.Link.trip`.
-
-        Without an identity, the commands are sent once more if slots have moved since the map was read.
-        """
-        try:
-            return (yield from self._trip(commands, (yield from self.map(identity))))
-        except StoreUnavailable:
-            raise
-        except StoreError:
-            if identity is not None:
-                raise
-            self._latest = None
-            return (yield from self._trip(commands, (yield from self.map(None))))
-
-    @staticmethod
-    def _trip(commands: Sequence[Command], known: ClusterMap) -> Steps:
+        """Send each command to the node of its key, then read all replies: see :meth:`.Link.trip`."""
+        known = yield from self.map(identity)
         numbers: dict[int, list[int]] = {}
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
@@ -153,7 +139,7 @@ class Cluster:
         kept = self._maps.get(identity or "")
         if kept is not None:
             return kept
-        known = self._latest  # read once: another thread may reset it meanwhile
+        known = self._latest  # read once: another thread may replace it meanwhile
         if known is None or commands.clock() - known[0] >= PROVED_SECONDS:
             asked = commands.clock()
             known = self._latest = asked, (yield from self._read())
