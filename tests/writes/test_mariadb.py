@@ -39,6 +39,8 @@ SEVERAL = [
     f"CREATE FUNCTION raw_make(word text) RETURNS integer BEGIN {INSERT} (word, 0); RETURN 1; END",
     "CREATE FUNCTION raw_pure(word text) RETURNS text DETERMINISTIC RETURN CONCAT('INSERT INTO shop_article', word)",
     "CREATE PROCEDURE raw_procedure(word text) BEGIN DECLARE x integer; SET x = raw_make(word); COMMIT; END",
+    "CREATE TRIGGER raw_limits BEFORE DELETE ON raw_source FOR EACH ROW "
+    "SET STATEMENT max_statement_time = 1000 FOR UPDATE shop_article SET slug = 'by limited trigger'",
 ]
 AWAY = [
     "DROP VIEW IF EXISTS raw_window, raw_second",
@@ -117,6 +119,7 @@ GAINS = [
     "INSERT INTO shop_article (id, slug, deleted) VALUES (1, 'x', 0) ON DUPLICATE KEY UPDATE slug = 'up'",
     "INSERT INTO shop_article (slug, deleted) WITH a AS (SELECT 'w' AS b) SELECT b, 0 FROM a",
     "INSERT INTO raw_source VALUES (1, 'by trigger')",
+    "DELETE FROM raw_source",
     "INSERT INTO raw_window (slug, deleted) VALUES ('by view', 0)",
     "INSERT INTO raw_second (slug, deleted) VALUES ('by two views', 0)",
     "UPDATE raw_second SET slug = 'by two views'",

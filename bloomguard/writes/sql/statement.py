@@ -14,10 +14,10 @@ from .tokens import ANEW, MARK, NAME, TEXT, UNKNOWN, WORD, Token, Tokens, bare, 
 from .words import (
     BEFORE_KIND,
     BEFORE_TABLE,
-    EXPLAINING,
     EXTENSIONS,
     KEEPING,
     KINDS,
+    LEADING,
     NEVER_FUNCTIONS,
     PREPARING_APART,
     RELATIONS,
@@ -88,16 +88,14 @@ class Statement(Tokens):
 
     def read(self) -> set[Effect]:
         """Return the effects of the statement."""
-        at, head, second = self._start, self.head, self.word(self._start + 1)
-        if self.vendor == "mysql" and (head, second) == ("set", "statement") and self.has("for"):
-            return Statement(self.found[self.found.index(Token(WORD, "for")) + 1 :], self.vendor).read()
+        at, head = self._start, self.head
         special, copied = _SPECIAL.get(head), self._copied()
         if copied is not None:
             self.effects.add(copied)
         elif special is not None:
             special(self, at + 1)
         elif head in SCANNED and not self._is_block(head, at + 1):
-            self.is_body = head in EXPLAINING
+            self.is_body = head in LEADING
             self.scan(at)
         elif at < len(self.found):
             self.effects |= {ANYTHING, DEFINE}
@@ -167,8 +165,8 @@ class Statement(Tokens):
 
     def _update(self, at: int, targets: Iterable[str]) -> None:
         before = self.word(at - 1)
-        if before in ("on", "for") or (before == "key" and self.word(at - 2) == "no"):
-            return  # the action of a foreign key, the event of a trigger, or a lock
+        if before == "on" or (before == "key" and self.word(at - 2) == "no"):
+            return  # the action of a foreign key, the event of a trigger, or a lock. Nothing is SET after FOR UPDATE.
         if before == "key" or self.word(at + 1) == "set":  # of an INSERT or a MERGE
             if not targets:
                 self.effects.add(ANYTHING)

@@ -9,13 +9,13 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-#: First words of the statements that write nothing but what :meth:`Statement.scan` finds. After EXPLAIN and the like
-#: any statement may follow.
-EXPLAINING = _words("analyze desc describe explain")
-SCANNED = EXPLAINING | _words("""
+#: First words of the statements that write nothing but what :meth:`Statement.scan` finds. After some of them any
+#: statement may follow, as in EXPLAIN, or in MariaDB's SET STATEMENT ... FOR.
+LEADING = _words("analyze desc describe explain set")
+SCANNED = LEADING | _words("""
     abort attach begin checkpoint close cluster comment commit copy deallocate declare delete detach discard end fetch
     flush grant insert kill listen lock merge move notify optimize prepare reindex release replace reset revoke
-    rollback savepoint select set show start table truncate unlisten unlock update use vacuum values with
+    rollback savepoint select show start table truncate unlisten unlock update use vacuum values with
 """)
 #: Words before a bracket that write nothing: SQL keywords, and the functions that queries call most.
 NEVER_FUNCTIONS = _words("""

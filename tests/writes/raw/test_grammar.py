@@ -200,6 +200,8 @@ def others(vendor):
     yield f"PREPARE raw_statement AS {insert} ('prepared', false)", "EXECUTE raw_statement"
     made = "'INSERT INTO ' || n || '_article (slug, deleted) VALUES (''e'', false)'"
     yield f"DO $$ DECLARE n text := 'shop'; BEGIN EXECUTE {made}; END $$"
+    changes = "UPDATE shop_article SET slug = 'o' || id RETURNING id"
+    yield f"DO $$ DECLARE c refcursor; r record; BEGIN OPEN c FOR {changes}; FETCH c INTO r; END $$"
     for name, between in itertools.product(
         ("raw_make", "raw_outer", '"raw_make"', "public.raw_make", 'public . "raw_outer"'),
         ("", " ", "\n", "/**/", " /* count */ ", " -- count\n", "\t-- 'count'\n", "/* 1 + */"),

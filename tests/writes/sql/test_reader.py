@@ -241,6 +241,8 @@ def test_a_table_made_anew_keeps_its_keys_or_not(sql, kept):
         ("BEGIN NOT ATOMIC EXECUTE IMMEDIATE 'x'; END", TABLES),
         ("BEGIN WORK", set()),
         ("SET STATEMENT max_statement_time = 1 FOR UPDATE shop_product SET id = 2", {"shop_product"}),
+        ("SET STATEMENT max_statement_time = 1 FOR ALTER TABLE shop_product MODIFY slug int", {"shop_product"}),
+        ("SET STATEMENT max_statement_time = 1 FOR EXECUTE IMMEDIATE 'x'", TABLES),
         ("RENAME TABLE other TO shop_product, a TO b", {"shop_product"}),
         ("ANALYZE UPDATE shop_product SET id = 2", {"shop_product"}),
         ("EXPLAIN SELECT * FROM shop_product", set()),
@@ -427,6 +429,19 @@ def test_a_column_may_be_a_call():
 def test_what_a_trigger_does(sql, tables):
     """Its head names the table that fires it, which it need not write."""
     assert {effect.name for effect in sqltext.read_trigger(sql)} == tables
+
+
+@pytest.mark.parametrize(
+    ("body", "vendor"),
+    [
+        ("BEGIN OPEN c FOR UPDATE shop_product SET slug = 'x' RETURNING id; END", "postgresql"),
+        ("DECLARE c CURSOR FOR UPDATE shop_product SET slug = 'x' RETURNING id; BEGIN END", "postgresql"),
+        ("BEGIN SET STATEMENT max_statement_time = 1 FOR UPDATE shop_product SET slug = 'x'; END", "mysql"),
+    ],
+)
+def test_an_update_after_for_is_no_lock(body, vendor):
+    """A cursor of PL/pgSQL may update rows, and so may MariaDB's SET STATEMENT in a routine."""
+    assert sqltext.read_body(body, vendor) == {sqltext.Effect("update", "shop_product", frozenset({"slug"}))}
 
 
 def test_a_table_may_be_named_with_its_schema():
