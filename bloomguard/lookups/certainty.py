@@ -15,9 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError
-from django.db import models
 from django.db.models import Choices, Func, Value
-from django.db.models import aggregates as aggregate
 from django.db.models import lookups as builtin
 from django.db.models.expressions import (
     Col,
@@ -31,7 +29,6 @@ from django.db.models.expressions import (
     Subquery,
 )
 from django.db.models.fields import tuple_lookups as tuples
-from django.db.models.functions import Cast, Coalesce, Length, Lower, Upper
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
@@ -56,8 +53,6 @@ _MATCHING: frozenset[Any] = frozenset(
 #: Families of columns whose values Django itself converts: what the database gets is no text that it has to parse, as
 #: for an address, a range or an interval.
 _TYPED = frozenset({"number", "text", "boolean", "date", "moment", "time", "uuid"})
-_FUNCTIONS: frozenset[Any] = frozenset({Lower, Upper, Length, Coalesce, Cast})
-_AGGREGATES: frozenset[Any] = frozenset({aggregate.Avg, aggregate.Count, aggregate.Max, aggregate.Min, aggregate.Sum})
 _PLAIN: frozenset[Any] = frozenset(
     {type(None), bool, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID}
 )
@@ -139,7 +134,7 @@ def _is_known(query: Query, lookup: RowLookup | None = None) -> bool:
     return (
         _is_bounded(query)
         and all(_joins_plainly(join) for join in _joins(query))
-        and _Inspector(query.group_by is not None, lookup).knows(query.where)
+        and _knows(query.where, lookup)
         and all(map(_is_harmless, query.annotations.values()))
     )
 
@@ -176,71 +171,59 @@ def _joins_plainly(join: Any) -> bool:
     if type(join) is not Join or not _has_djangos_class(join.join_field):
         return False
     condition = getattr(join.filtered_relation, "resolved_condition", None)
-    return join.filtered_relation is None or (condition is not None and _Inspector(is_grouped=False).knows(condition))
+    return join.filtered_relation is None or (condition is not None and _knows(condition))
 
 
-class _Inspector:
-    """Knows the conditions of one query; ``is_grouped``: they may have aggregates.
+def _knows(condition: Any, lookup: RowLookup | None = None) -> bool:
+    """Return whether a condition certainly raises nothing, and is no more than one operand of its AND.
 
     ``lookup``: of the guard, whose fields need not be Django's own.
     """
+    kind = type(condition)
+    if kind is WhereNode:
+        return all(_knows(each, lookup) for each in condition.children)
+    if lookup is not None and lookup.has_in_alive(condition):
+        return True
+    if kind in NULL and type(condition.lhs) is Col:
+        return _has_djangos_class(condition.lhs.target)
+    if kind in _COMPARING:
+        return _compares(condition, lookup)
+    if kind in _MATCHING:
+        column, value = condition.lhs, condition.rhs
+        is_text = isinstance(value, str) or is_expression(value)
+        is_plain = type(column) is Col and not getattr(column.target, "db_collation", None)
+        return is_text and is_plain and _compares(condition, lookup)
+    return _is_operand(condition, lookup)
 
-    def __init__(self, is_grouped: bool, lookup: RowLookup | None = None) -> None:
-        self._lookup = lookup
-        self._is_grouped = is_grouped
 
-    def knows(self, condition: Any) -> bool:
-        """Return whether a condition certainly raises nothing, and is no more than one operand of its AND."""
-        kind = type(condition)
-        if kind is WhereNode:
-            return all(map(self.knows, condition.children))
-        if self._lookup is not None and self._lookup.has_in_alive(condition):
-            return True
-        if kind in NULL and type(condition.lhs) is Col:
-            return _has_djangos_class(condition.lhs.target)
-        if kind in _COMPARING:
-            return self._compares(condition)
-        if kind in _MATCHING:
-            column, value = condition.lhs, condition.rhs
-            is_text = isinstance(value, str) or is_expression(value)
-            is_plain = type(column) is Col and not getattr(column.target, "db_collation", None)
-            return is_text and is_plain and self._compares(condition)
-        return self._is_operand(condition)
+def _compares(condition: Any, lookup: RowLookup | None) -> bool:
+    if condition.bilateral_transforms or not _is_operand(condition.lhs, lookup):
+        return False
+    right = condition.rhs
+    if isinstance(right, Query):
+        is_plain = isinstance(condition, builtin.In) and _is_plain_query(right) and right.output_field is not None
+        return is_plain and _are_of_one_family([condition.lhs, right])
+    if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
+        return False  # two placeholders
+    values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
+    operands = [each for each in values if is_expression(each)]
+    return not operands or (
+        all(_is_operand(each, lookup) for each in operands) and _are_of_one_family([condition.lhs, *operands])
+    )
 
-    def _compares(self, condition: Any) -> bool:
-        if condition.bilateral_transforms or not self._is_operand(condition.lhs):
-            return False
-        right = condition.rhs
-        if isinstance(right, Query):
-            is_plain = isinstance(condition, builtin.In) and _is_plain_query(right) and right.output_field is not None
-            return is_plain and _are_of_one_family([condition.lhs, right])
-        if type(condition) is builtin.Range and not (isinstance(right, (list, tuple)) and len(right) == 2):
-            return False  # two placeholders
-        values = right if isinstance(right, (list, tuple, set, frozenset)) else (right,)
-        operands = [each for each in values if is_expression(each)]
-        return not operands or (all(map(self._is_operand, operands)) and _are_of_one_family([condition.lhs, *operands]))
 
-    def _is_operand(self, operand: Any) -> bool:
-        """Return whether an expression is a column of one of Django's fields, a value, or simple SQL of them."""
-        kind = type(operand)
-        if kind is Exists:
-            return _is_plain_query(operand.query)
-        if kind in (NegatedExpression, ExpressionWrapper):
-            return self.knows(operand.expression)
-        if kind is Col:
-            return _is_typed(operand.target) or (self._lookup is not None and self._lookup.compares(operand.target))
-        if kind is ColPairs:
-            return all(map(self._is_operand, operand.get_cols()))
-        if kind in (Value, ResolvedOuterRef):
-            return True
-        if kind is Cast and not _is_text_of_any_value(operand.output_field):
-            return False
-        if kind in _FUNCTIONS or (kind in _AGGREGATES and self._is_grouped):
-            parts = [each for each in operand.get_source_expressions() if each is not None]
-            if operand.extra or not _has_column(operand) or not all(map(self._is_operand, parts)):
-                return False
-            return kind is not Coalesce or _are_of_one_family(parts)
-        return kind is Star
+def _is_operand(operand: Any, lookup: RowLookup | None) -> bool:
+    """Return whether an expression is a column of one of Django's fields, a value, or a plain subquery."""
+    kind = type(operand)
+    if kind is Exists:
+        return _is_plain_query(operand.query)
+    if kind in (NegatedExpression, ExpressionWrapper):
+        return _knows(operand.expression, lookup)
+    if kind is Col:
+        return _is_typed(operand.target) or (lookup is not None and lookup.compares(operand.target))
+    if kind is ColPairs:
+        return all(_is_operand(each, lookup) for each in operand.get_cols())
+    return kind in (Value, ResolvedOuterRef)
 
 
 def _are_of_one_family(operands: list[Any]) -> bool:
@@ -249,11 +232,6 @@ def _are_of_one_family(operands: list[Any]) -> bool:
         return len({family_of(each.output_field) for each in operands if type(each) is not ResolvedOuterRef}) < 2
     except FieldError:  # Django raises it too
         return False
-
-
-def _is_text_of_any_value(field: Any) -> bool:
-    """Return whether a cast to the field takes any value: a text may be no number, a column has a greatest width."""
-    return type(field) in (models.CharField, models.TextField) and (field.max_length or 0) <= _LONGEST_TEXT
 
 
 def _is_plain_query(query: Any) -> bool:
@@ -273,7 +251,7 @@ def _is_harmless(expression: Any) -> bool:
     """
     kind = type(expression)
     if kind is WhereNode or isinstance(expression, builtin.Lookup):
-        return _Inspector(is_grouped=True).knows(expression)  # an annotation with an aggregate groups the rows
+        return _knows(expression)
     if isinstance(expression, Subquery):
         return kind in (Subquery, Exists) and _is_plain_query(expression.query)
     if is_own_sql(expression) or not kind.__module__.startswith("django.db.models."):

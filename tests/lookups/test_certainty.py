@@ -190,10 +190,9 @@ ANSWERED = {
     "texts": lambda: rows.filter(pk=ABSENT, name__in=["a", "é", "日本"]).exclude(name__startswith="%_"),
     "contained": lambda: rows.filter(pk=ABSENT, name__icontains="tea").filter(name__iexact="x"),
     "a range": lambda: rows.filter(pk=ABSENT, id__range=(1, 2**62)),
-    "lower case": lambda: rows.annotate(low=Lower("name")).filter(pk=ABSENT, low="x"),
     "a case": lambda: rows.annotate(n=Case(When(name="x", then=Value(1)), default=Value(2))).filter(pk=ABSENT),
     "a sum": lambda: rows.annotate(n=F("pk") + 1, m=Avg("review__pk")).filter(pk=ABSENT),
-    "HAVING with a group": lambda: rows.annotate(n=Count("review")).filter(pk=ABSENT, n__gt=1),
+    "lower case": lambda: rows.annotate(low=Lower("name")).filter(pk=ABSENT),
     "subqueries": lambda: rows.annotate(
         newest=Subquery(Review.objects.filter(product=OuterRef("pk")).order_by("-pk").values("pk")[:1]),
         has=Exists(Review.objects.filter(product=OuterRef("pk"))),
@@ -208,9 +207,6 @@ ANSWERED = {
     ).filter(pk=ABSENT, r__pk=None),
     "an order by a relation": lambda: Review.objects.filter(pk=8).order_by(
         "product__name", Upper("article__slug"), "-pk"
-    ),
-    "a number as text": lambda: rows.annotate(text=Cast("pk", CharField())).filter(
-        pk=ABSENT, text__in=Review.objects.values("article__slug")
     ),
     "only some columns": lambda: rows.filter(pk=ABSENT).values("name", n=Max("review__pk")),
 }  # fmt: skip
@@ -244,6 +240,13 @@ def test_a_constant_is_computed_by_the_database(shop):  # noqa: F811
     """``Now()`` has no column: it is sent, as is any other SQL that the database computes before it looks for rows."""
     with guarded_lookups():
         assert queries(lambda: list(rows.annotate(now=Now()).filter(pk=ABSENT))) == 1
+
+
+def test_a_function_in_a_condition_is_left_to_the_database(shop):  # noqa: F811
+    """Also an aggregate, as in HAVING: the types that they take and give differ between databases."""
+    with guarded_lookups():
+        assert queries(lambda: list(rows.annotate(low=Lower("name")).filter(pk=ABSENT, low="x"))) == 1
+        assert queries(lambda: list(rows.annotate(n=Count("review")).filter(pk=ABSENT, n__gt=1))) == 1
 
 
 @pytest.mark.parametrize(
