@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, InterfaceError, connections, models, router
-from django.db.models import Model
 from django.db.models.lookups import IntegerFieldExact
 
 from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
 from .conditions import Unstable, as_text, fields_of, refusal_reasons
 from .fields import form_of, is_djangos, own_methods, value_field
-from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of, unwrapped
+from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of
 from .places import Place
 from .scopes import DATABASE, Scopes
 from .watched import watched_fields
@@ -223,10 +222,6 @@ class GuardMeta:
         """Return the rows that the public can see, unordered."""
         # Do not use the model's managers: one that hides rows would keep them out of the filter.
         return models.QuerySet(self._guard.model).filter(self._guard.alive)
-
-    def value_of(self, row: Model) -> Any:
-        """Return the value of a row's lookup field, or a tuple for several fields."""
-        return unwrapped(tuple(getattr(row, name) for name in self.attnames))
 
     def conditions(self, value: Any) -> dict[str, Any]:
         """Return ``value``, or the values of several fields, as keyword arguments for ``filter``."""

@@ -7,9 +7,7 @@ queue and management commands have none, and their queries go to the database.
 
 from __future__ import annotations
 
-import logging
 import os
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -29,7 +27,6 @@ from ..verdicts import MAYBE, Decision, Verdict
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-logger = logging.getLogger("bloomguard")
 _log = LogOnce()
 
 #: The key under which the door passes them on to the middleware, with the guards that answered MAYBE.
@@ -182,9 +179,6 @@ def guarded_lookups() -> Iterator[None]:
 
 # -- shadow mode: compare what a guard would have answered with what the site answers
 
-#: By guard, the number of false 404s that the guard would have caused: the 1st, 10th, 100th, ... is logged.
-_harms: Counter[str] = Counter()
-
 
 def compare_rows(context: LookupContext, guard: Guard, value: Any, result: Any) -> None:
     """Count a query that ``guard`` would have answered, and that was sent. May read the state rows. Never raises.
@@ -218,10 +212,7 @@ def compare_status(guard: Guard, value: Any, status: int) -> None:
 
 def _count_harm(guard: Guard, what: str) -> None:
     guard._runtime.counters[WOULD_HARM]()
-    _harms[guard.name] += 1
-    number = _harms[guard.name]
-    if str(number).strip("0") == "1":
-        logger.error("bloomguard: guard %s in shadow mode: %s (number %d in this process)", guard.name, what, number)
+    _log.warning("bloomguard: guard %s in shadow mode: %s", guard.name, what)
 
 
 def _filter_denies(guard: Guard, value: Any) -> bool:

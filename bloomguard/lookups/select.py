@@ -29,7 +29,7 @@ from ..guards.scopes import DATABASE
 from ..guards.strayed import strayed
 from ..process import LogOnce
 from ..state.transactions import has_own_transaction, is_aborted
-from ..verdicts import MAYBE, OUT_OF_RANGE, REMEMBERED, SHADOW, Decision, Verdict
+from ..verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import may_omit_reads
 from ..writes.statements import wrap
 from .certainty import is_certain
@@ -177,8 +177,6 @@ def _ask(
         decision = context.ask(guard, value)
         if decision.verdict is Verdict.MAYBE:
             asked = asked or (lookup, value, decision)
-        elif decision is OUT_OF_RANGE or _is_beyond(value):
-            continue  # Django sends no query either, or the database reports the number as out of range
         elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             continue  # UNKNOWN; another guard of the table may have a verdict
         elif decision is REMEMBERED and compiler.connection.in_atomic_block:
@@ -193,13 +191,6 @@ def _ask(
                 return lookup, value, decision
             asked = asked or (lookup, value, decision)
     return asked
-
-
-def _is_beyond(value: Any) -> bool:
-    """Return whether ``value``, or a part of it, is an integer above the range of a 64-bit column."""
-    if type(value) is int:
-        return value >> 63 > 0
-    return isinstance(value, tuple) and any(isinstance(each, int) and each >> 63 > 0 for each in value)
 
 
 def _is_current(guard: Guard, compiler: Any) -> bool:

@@ -137,7 +137,6 @@ def test_a_composite_primary_key_is_looked_up_by_its_fields():
         guard = make_guard(Seat)
 
         assert [field.name for field in guard._meta.fields] == ["row", "number"]
-        assert guard._meta.value_of(Seat(row="A", number=7)) == ("A", 7)
 
 
 def test_the_definition_changes_with_what_a_key_stands_for():
@@ -308,13 +307,6 @@ def test_rows_are_those_that_exist_for_the_public(db):
     Article.objects.create(slug="gone", deleted=True)
 
     assert list(registry["article"]._meta.rows()) == [alive]
-
-
-def test_value_of_a_row(db):
-    """One field's value as it is, several fields' as a tuple, a foreign key's as its column."""
-    assert registry["product"]._meta.value_of(Product(pk=7)) == 7
-    assert registry["place"]._meta.value_of(Place(country="DE", slug="ulm")) == ("DE", "ulm")
-    assert make_guard(Listing, lookup="city")._meta.value_of(Listing(city_id=5)) == 5
 
 
 def test_added_values_may_exist(build):

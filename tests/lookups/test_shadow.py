@@ -95,7 +95,7 @@ def test_what_would_have_been_blocked_is_counted(browser, guard):  # noqa: F811
 
 def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, caplog):  # noqa: F811
     """A row that no sync saw, or a view that answers without one: counted each time, said now and then, without key."""
-    context._harms.clear()
+    context._log.forget()
     before = counted(counts.WOULD_HARM)
     insert_unseen("shop_product", id=4321, name="x")
 
