@@ -151,8 +151,14 @@ schemas = Schemas()
 
 
 def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what names a database in the settings ``given``."""
-    return tuple(given[name] for name in ("ENGINE", "HOST", "PORT", "NAME"))
+    """Return what names a database in the settings ``given``; a project may have added an alias without some."""
+    return tuple(map(given.get, ("ENGINE", "HOST", "PORT", "NAME")))
+
+
+def mirror_of(alias: str) -> str | None:
+    """Return the alias that ``alias`` is a replica of, or another way to, as the settings say."""
+    mirrored: str | None = connections.settings.get(alias, {}).get("TEST", {}).get("MIRROR")
+    return mirrored
 
 
 def may_be_one_database(one: str, other: str) -> bool:
@@ -184,7 +190,7 @@ def _lasting_identity(alias: str) -> Any:
 
 def leads_to(alias: str, home: str) -> bool:
     """Return whether ``alias`` is ``home``, or by the settings a mirror of it: a replica, or another way to it."""
-    return alias == home or connections.settings.get(alias, {}).get("TEST", {}).get("MIRROR") == home
+    return home in (alias, mirror_of(alias))
 
 
 def databases_of(model: type[Model]) -> list[str]:
@@ -192,10 +198,8 @@ def databases_of(model: type[Model]) -> list[str]:
     found: dict[tuple[Any, ...], str] = {}
     replica = {router.db_for_read(model)} - {router.db_for_write(model)}
     for alias in connections:
-        given = connections[alias].settings_dict
-        is_replica = alias in replica or given["TEST"].get("MIRROR")
-        if not is_replica and router.allow_migrate_model(alias, model):
-            found.setdefault(name_of_database(given), alias)
+        if alias not in replica and not mirror_of(alias) and router.allow_migrate_model(alias, model):
+            found.setdefault(name_of_database(connections[alias].settings_dict), alias)
     return list(found.values())
 
 

@@ -33,7 +33,7 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
-from .places import Place, databases_of, name_of_database
+from .places import Place, databases_of, mirror_of, name_of_database
 from .strayed import strayed
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def first_alias_of(alias: str) -> str:
     every = connections.settings
 
     def settings_of(each: str) -> tuple[Any, ...]:
-        return (*name_of_database(every[each]), every[each]["USER"], every[each]["OPTIONS"])
+        return (*name_of_database(every[each]), every[each].get("USER"), every[each].get("OPTIONS"))
 
     wanted = settings_of(alias)
     return next(each for each in every if settings_of(each) == wanted)
@@ -139,7 +139,7 @@ class Scopes(Place):
         """
         from .guard import Guard
 
-        if type(self._guard).scopes is not Guard.scopes or connections.settings[alias]["TEST"].get("MIRROR"):
+        if type(self._guard).scopes is not Guard.scopes or mirror_of(alias):
             return False  # the project says that it is none
         return router.allow_migrate_model(alias, self._guard.model)
 

@@ -70,6 +70,19 @@ def everywhere(fresh, clock, monkeypatch):
         yield guard
 
 
+def test_an_alias_with_the_least_settings_is_like_any_other(everywhere, monkeypatch):
+    """Django needs neither a user nor test settings of an alias that a project adds while it runs."""
+    least = "HOST", "PORT", "USER", "PASSWORD", "TEST"
+    given = {name: value for name, value in connections.settings["default"].items() if name not in least}
+    monkeypatch.setitem(connections.settings, "default", given)
+    monkeypatch.setattr(connections["default"], "settings_dict", given)
+
+    Product.objects.using("default").create(pk=77)
+
+    assert everywhere._runtime.ask(everywhere._meta.keys.key(Scoped("default", 77))) is MAYBE
+    assert "default" in everywhere.scopes()
+
+
 def build(guard, clock):
     rebuild.Rebuild(guard, sleep=clock.sleep, probes=1_000).run()
     guard._runtime.active_filter.forget()
