@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import connections, models
+from django.db.models import Func
+from django.db.models.expressions import RawSQL
 from django.db.models.fields.related_lookups import RelatedExact
 from django.db.models.lookups import Exact, IntegerFieldExact
 from django.db.models.sql.datastructures import BaseTable, Join
@@ -264,3 +266,12 @@ def parts_of(expression: Any) -> Iterator[Any]:
             yield from parts_of((expression.lhs, expression.rhs))
         elif hasattr(expression, "get_source_expressions"):
             yield from parts_of(expression.get_source_expressions())
+
+
+def is_own_sql(part: Any) -> bool:
+    """Return whether a part of an expression may be any SQL: a class, a function or a template of the project's own."""
+    return (
+        type(part) in (Func, RawSQL)
+        or not type(part).__module__.startswith("django.")
+        or (isinstance(part, Func) and not {"function", "template", "arg_joiner"}.isdisjoint(part.extra))
+    )

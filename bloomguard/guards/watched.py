@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db.models import Model, Subquery
-from django.db.models.expressions import Col, RawSQL
+from django.db.models import Model
+from django.db.models.expressions import Col
 from django.db.models.sql import Query
+
+from .fields import is_own_sql, parts_of
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -55,22 +57,12 @@ def _sources(guard: Guard) -> set[Any]:
 
 
 def _generated_from(generated: Any) -> set[Any]:
-    """Return the fields in a generated column's expression; raises :class:`FieldDoesNotExist` if it names none."""
-    found = set(_targets(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
-    if not found:
+    """Return the fields in a generated column's expression; raises :class:`FieldDoesNotExist` if its SQL is not known.
+
+    A function or a template of the project's own may name columns in its text.
+    """
+    parts = list(parts_of(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
+    found = {part.target for part in parts if isinstance(part, Col)}
+    if not found or any(map(is_own_sql, parts)):
         raise FieldDoesNotExist(generated.name)
     return found
-
-
-def _targets(expression: Any) -> Iterator[Any]:
-    if expression is None:
-        return
-    if isinstance(expression, Col):
-        yield expression.target
-        return
-    is_known = type(expression).__module__.startswith("django.") and not isinstance(expression, (RawSQL, Subquery))
-    # A custom function or template may name columns in its SQL text.
-    if not is_known or not hasattr(expression, "get_source_expressions") or getattr(expression, "extra", None):
-        raise FieldDoesNotExist(repr(expression))
-    for part in expression.get_source_expressions():
-        yield from _targets(part)

@@ -35,8 +35,8 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
-from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, takes_text
-from .query import conditions_of, is_expression, is_own_sql
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_own_sql, takes_text
+from .query import conditions_of, is_expression
 
 if TYPE_CHECKING:
     from .query import RowLookup

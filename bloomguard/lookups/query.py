@@ -11,14 +11,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db.models import Func
-from django.db.models.expressions import Col, ColPairs, RawSQL
+from django.db.models.expressions import Col, ColPairs
 from django.db.models.fields.tuple_lookups import TupleExact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
 
 from ..guards.conditions import is_of_row
-from ..guards.fields import EXACT, parts_of
+from ..guards.fields import EXACT, is_own_sql, parts_of
 
 if TYPE_CHECKING:
     from django.db.models import Model
@@ -145,15 +144,6 @@ def is_plain(query: Query) -> bool:
 def _may_aggregate(expression: Any) -> bool:
     """Return whether ``expression`` is, or may contain, an aggregate: custom SQL may. It gives a row even for none."""
     return expression.contains_aggregate or any(map(is_own_sql, parts_of(expression)))
-
-
-def is_own_sql(part: Any) -> bool:
-    """Return whether a part of an expression may be any SQL: a class, a function or a template of the project's own."""
-    return (
-        type(part) in (Func, RawSQL)
-        or not type(part).__module__.startswith("django.")
-        or (isinstance(part, Func) and not {"function", "template", "arg_joiner"}.isdisjoint(part.extra))
-    )
 
 
 def is_expression(value: Any) -> bool:

@@ -32,8 +32,8 @@ from django.views.generic.edit import BaseCreateView
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..guards.fields import EXACT
-from ..lookups.query import RowLookup, concrete, is_own_sql, is_plain
+from ..guards.fields import EXACT, is_own_sql
+from ..lookups.query import RowLookup, concrete, is_plain
 from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
 from .patterns import Pattern
 
