@@ -51,7 +51,7 @@ def is_plain_read(sql: str) -> bool:
     return True
 
 
-def read(sql: str, vendor: str = "") -> Reading:
+def read(sql: str, vendor: str) -> Reading:
     """Return the effects of ``sql``, as far as its text shows them."""
     return _read(sql, vendor) if len(sql) < 2_000 else _read.__wrapped__(sql, vendor)
 
@@ -79,7 +79,7 @@ def _read(sql: str, vendor: str) -> Reading:
     )
 
 
-def read_body(text: str, vendor: str = "") -> frozenset[Effect]:
+def read_body(text: str, vendor: str) -> frozenset[Effect]:
     """Return the effects of a function or a trigger with this text. The definitions that it changes are not known."""
     try:
         effects = Statement(tokens(text, vendor), vendor, is_body=True).scan()

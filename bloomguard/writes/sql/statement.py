@@ -19,7 +19,6 @@ from .words import (
     KINDS,
     LEADING,
     NEVER_FUNCTIONS,
-    PREPARING_APART,
     RELATIONS,
     ROWID,
     SCANNED,
@@ -103,7 +102,7 @@ class Statement(Tokens):
 
     def _is_block(self, head: str, at: int) -> bool:
         """Whether statements of any kind may follow, or a prepared transaction is committed."""
-        if head in ("begin", "declare") and self.vendor not in ("postgresql", "sqlite"):
+        if head in ("begin", "declare") and self.vendor == "mysql":
             return len(self.found) > at + 1  # BEGIN, or with WORK or TRANSACTION after it, begins a transaction
         return head in ("commit", "rollback") and self.has("prepared")
 
@@ -135,7 +134,7 @@ class Statement(Tokens):
             word, before = self.word(at), self.word(at - 1)
             if not word:
                 continue
-            if word == "into" or (word in ("insert", "replace") and self.vendor not in ("postgresql", "sqlite")):
+            if word == "into" or (word in ("insert", "replace") and self.vendor == "mysql"):
                 targets |= self._target(at)
             elif word == "update":
                 self._update(at, targets)
@@ -143,8 +142,6 @@ class Statement(Tokens):
                 self._delete(at)
             elif at == start or self.is_body:
                 self._begins(at, word)
-            elif word in ("exec", "execute") and self.vendor not in PREPARING_APART:
-                self.effects.add(ANYTHING)
         self.add("insert", targets)
         if self.has(*UPSERTING):
             self.add("update", targets)

@@ -69,13 +69,12 @@ _DIALECTS = {
         r"(?P<text>'[^'\\]*(?:(?:''|\\.)[^'\\]*)*')",
         r'(?P<name>"[^"\\]*(?:(?:""|\\.)[^"\\]*)*") | (?P<tick>`(?:[^`]|``)*`)',
     ),
-    "": (r"--[^\n\r]*", "(?!)", _TEXT, _NAMES),
 }
 
 
 @lru_cache
 def _pattern(vendor: str) -> re.Pattern[str]:
-    line, odd, texts, names = _DIALECTS.get(vendor, _DIALECTS[""])
+    line, odd, texts, names = _DIALECTS.get(vendor, _DIALECTS["postgresql"])  # no other database has a filter
     digits = r"\d*" if vendor == "mysql" else ""
     text = _COMMON.format(line=line, odd=odd, texts=texts, names=names, digits=digits, letter=_LETTER)
     return re.compile(text, re.VERBOSE | re.DOTALL)

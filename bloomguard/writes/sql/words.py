@@ -56,8 +56,6 @@ KEEPING = _words("algorithm detach disable drop enable lock owner validate")
 BEFORE_TABLE = _words("delayed global high_priority ignore local low_priority only table temp temporary unlogged")
 #: Words of a statement that may also update or delete rows of the table after its INTO.
 UPSERTING = ("conflict", "duplicate", "merge", "replace")
-#: Databases where a query cannot contain an EXECUTE.
-PREPARING_APART = frozenset({"postgresql", "sqlite", "mysql"})
 #: SQLite's names for the primary key that every table has.
 ROWID = frozenset({"rowid", "oid", "_rowid_"})
 #: Tables of the database itself, by which one may change its definitions.
