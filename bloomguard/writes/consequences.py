@@ -233,7 +233,11 @@ def current_cache(alias: str) -> DatabaseCache:
 
 
 def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
-    """Return the guards that may have new keys after ``effects``, without direct effects on the table ``own``."""
+    """Return the guards that may have new keys after ``effects``.
+
+    ``own``: the table that a statement of the ORM's writes, as its model spells it. The compiler adds the keys for the
+    guards of this table, but not for those of another model that spells the name in another way.
+    """
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
@@ -248,22 +252,18 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
         followed, written = frozenset({(ANYTHING, True)}), effects
     else:
         followed, written = catalogue.follow(effects), list(map(catalogue.widened, effects))
-    direct = {effect for effect in written if not own or effect.name != own}
-    causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in direct]
+    causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in written]
+    causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     # A partitioned table's new row is in a partition, and so in the table: the ORM's compiler adds it once.
-    same = own if catalogue is not None and own not in catalogue.views else ""
-    causes += [
-        (effect, Cause(effect.name, is_direct=False, is_active=active))
-        for effect, active in followed
-        if active or not same or effect.name != same
-    ]
+    is_view = catalogue is None or bare(own, cache.vendor) in catalogue.views
     found: dict[Guard, Cause] = {}
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
             here = [guard for guard in cache.guards if _may_be_in(guard, cache, connection.alias)]
             found.update((guard, cause._replace(table="")) for guard in here)
         for table, guard in cache.tables.get(effect.name, ()):
-            if may_add_key(effect, guard, table):
+            is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
+            if not is_added and may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
 

@@ -130,11 +130,9 @@ def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> b
     usual = _USUAL.match(sql)
     if usual is None or ";" in sql or not cache.is_quiet((table := usual[2] or usual[3]).lower()):
         return False
-    if table == own:
-        cache.add(sql, table)
-        return True
-    if bare(table, connection.vendor) not in cache.tables or sql[0] in "Dd":
-        cache.add(sql)
+    spellings = {spelling for spelling, _ in cache.tables.get(bare(table, connection.vendor), ())}
+    if spellings <= {own} or sql[0] in "Dd":
+        cache.add(sql, own if spellings else "")
         return True
     return False
 
@@ -210,7 +208,7 @@ class _Unread:
 
 def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
     """Return the guards that may have new keys; ``own``: the table of the ORM's statement, whose compiler adds them."""
-    return affected_guards(reading.effects | reading.known, connection, own=bare(own, connection.vendor))
+    return affected_guards(reading.effects | reading.known, connection, own)
 
 
 # -- fencing
