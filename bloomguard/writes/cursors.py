@@ -10,9 +10,9 @@ from sqlite3 import complete_statement
 from typing import Any
 
 from django.db import connections
-from django.db.backends.base.base import NO_DB_ALIAS
 from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
+from django.utils.connection import ConnectionDoesNotExist
 
 from . import strays
 from .consequences import current_cache
@@ -34,8 +34,12 @@ def connect() -> None:
 
 
 def _connected(connection: Any, **kwargs: Any) -> None:
-    if connection.alias == NO_DB_ALIAS or getattr(connection, "is_own", False):
-        return  # one creates and drops databases, the other reads the state rows
+    if getattr(connection, "is_own", False):
+        return  # it reads the state rows
+    try:
+        connections[connection.alias]
+    except ConnectionDoesNotExist:
+        return  # such as Django's own that creates and drops databases: no setting says which database this is
     if watch not in connection.execute_wrappers:
         # In front: `with connection.execute_wrapper(...)` removes the last one when it ends.
         connection.execute_wrappers.insert(0, watch)

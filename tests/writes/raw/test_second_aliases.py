@@ -135,3 +135,14 @@ def test_the_database_that_the_router_names_counts_too(routed, same, monkeypatch
     send("second")
 
     assert status("product") == FENCED
+
+
+def test_a_connection_without_settings_is_the_projects_own(built):
+    """No alias says which database it is, so its statements are sent as they are."""
+    connection = connections[database.current].copy(alias="unknown")
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT 1")
+            assert cursor.fetchone() == (1,)
+    finally:
+        connection.close()
