@@ -149,8 +149,8 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     query = compiler.query
     if not is_djangos_compiler(compiler):
         return False  # its INSERT may write other values, or update an existing row
-    if query.on_conflict == OnConflict.UPDATE:
-        return False  # the existing row that is updated may have another key than the instance
+    if query.on_conflict == OnConflict.UPDATE or (query.on_conflict and compiler.connection.vendor == "mysql"):
+        return False  # an existing row that is updated may have another key; INSERT IGNORE stores what fits
     if not all(field in query.fields for field in fields):
         return False
     if tracked.guard._meta.normalizes and compiler.connection.vendor == "postgresql":
