@@ -1,8 +1,8 @@
 """Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
 
 Of a statement in a transaction, there are three moments. After the statement, :func:`fence` fences now. Before the
-COMMIT, :meth:`HeldFence.hold` fences again, if a build has begun meanwhile. After the COMMIT, :meth:`HeldFence.check`
-fences if the COMMIT took too long, and :meth:`PendingFence.finish` waits for a fence that was committed with the rows.
+COMMIT, :meth:`HeldFences.hold` fences again, if a build has begun meanwhile. After it, :meth:`HeldFences.check` fences
+if the COMMIT took too long, and :meth:`PendingFence.finish` waits for a fence that was committed with the rows.
 
 Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
 after the fence. If the fence cannot be committed before the row, both are committed together, and the COMMIT returns to
@@ -16,7 +16,7 @@ other connection.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -70,28 +70,37 @@ class PendingFence:
             self.table.log_fenced(self.name, self._reason)
 
 
-class HeldFence:
-    """The fence of ``guard`` at the COMMIT on ``using``, for rows that its transaction may write as late as then."""
+class HeldFences:
+    """The fences at the COMMIT of a transaction on ``using``, for rows that it may write as late as then."""
 
-    def __init__(self, guard: Guard, using: str, reason: str) -> None:
-        self._guard = guard
+    def __init__(self, using: str) -> None:
         self._using = using
-        self._reason = reason
         self._since = float("-inf")
+        #: Why each guard is fenced.
+        self.reasons: dict[Guard, str] = {}
+        #: Returns more of them, for statements that were not parsed when they were sent.
+        self.find_more: Callable[[], Mapping[Guard, str]] = dict
+
+    @classmethod
+    def of(cls, connection: Any) -> HeldFences:
+        """Return those of the open transaction."""
+        observer = TransactionObserver.over(connection)
+        observer.held_fences = observer.held_fences or cls(connection.alias)
+        return observer.held_fences
 
     def hold(self) -> None:
-        """Fence the guard if it takes adds again. Raises :class:`StoreError`."""
-        table = table_of(self._guard)
-        table.renew()
-        self._since = table.copy.read_at  # before the fence: a build may begin while that waits
-        fence({self._guard: self._reason}, self._using)
+        """Fence the guards that take adds again. Raises :class:`StoreError`."""
+        states.table.renew()
+        self._since = states.table.copy.read_at  # before the fence: a build may begin while that waits
+        fence({**self.find_more(), **self.reasons}, self._using)
 
     def check(self) -> None:
-        """Fence the guard if the COMMIT took so long that a build may have begun before it. Never raises."""
-        if not was_idle(self._guard, self._since):
-            table = table_of(self._guard)
-            if not table.renew(after=table.clock()) or table.known(self._guard.name).takes_adds:
-                fence_soon([self._guard])
+        """Fence the guards if the COMMIT took so long that a build may have begun before it. Never raises."""
+        table = states.table
+        if table.clock() - self._since >= IDLE_SECONDS:
+            is_read = table.renew(after=table.clock())
+            guards = {**self.find_more(), **self.reasons}
+            fence_soon(guard for guard in guards if not is_read or table.known(guard.name).takes_adds)
 
 
 def hold(reasons: Mapping[Guard, str], connection: Any) -> None:
@@ -100,9 +109,8 @@ def hold(reasons: Mapping[Guard, str], connection: Any) -> None:
     Only for a transaction that :func:`may_write_later`.
     """
     if reasons and may_write_later(connection):
-        held = TransactionObserver.over(connection).held_fences
-        for guard, reason in reasons.items():
-            held.setdefault(guard.name, HeldFence(guard, connection.alias, reason))
+        held = HeldFences.of(connection)
+        held.reasons = {**reasons, **held.reasons}
 
 
 def may_write_later(connection: Any) -> bool:

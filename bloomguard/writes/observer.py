@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from django.db import Error, connections
 
@@ -19,7 +19,7 @@ from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
     from .discards import PendingDelete
-    from .fencing import PendingFence
+    from .fencing import HeldFences, PendingFence
 
 #: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
 _SAVEPOINT = re.compile(
@@ -35,16 +35,6 @@ _CONTROL = re.compile(
 #: A single statement that begins with one of these does not control transactions, whatever else it contains.
 _PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[^;]*;?\s*", re.IGNORECASE)
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
-
-
-class Fence(Protocol):
-    """A fence that has to hold at the COMMIT: the rows may be written, or become visible, only then."""
-
-    def hold(self) -> None:
-        """Called before the COMMIT: fence again if a filter was built since. May raise; then nothing is committed."""
-
-    def check(self) -> None:
-        """Called after the COMMIT: fence if it took so long that a build may have missed its rows."""
 
 
 #: Vendors whose drivers report a transaction by themselves: MariaDB would have to be asked, and has no pending deletes.
@@ -71,8 +61,8 @@ class TransactionObserver:
         self.undoable: list[PendingDelete] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
-        #: By the guard's name: set again before the COMMIT if need be.
-        self.held_fences: dict[str, Fence] = {}
+        #: Those that have to hold at the COMMIT: the rows may be written, or become visible, only then.
+        self.held_fences: HeldFences | None = None
         #: Called when the transaction has ended, however it does.
         self.ended: list[Callable[[], object]] = []
         #: Whether the file (SQLite), or the table of the state rows (PostgreSQL), is locked against all others.
@@ -149,7 +139,7 @@ class TransactionObserver:
             return execute(sql, params, many, context)
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
-        may_commit = bool(self.held_fences) and not (isinstance(sql, str) and _never_commits(sql))
+        may_commit = self.held_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
         if may_commit:
             self.hold_fences()
         try:
@@ -214,14 +204,13 @@ class TransactionObserver:
             each.void = True
 
     def hold_fences(self) -> None:
-        """Called before each statement that may be a COMMIT. Raises what :meth:`Fence.hold` raises."""
-        if not is_aborted(self.connection):
-            for fence in list(self.held_fences.values()):
-                fence.hold()
+        """Called before each statement that may be a COMMIT. Raises what :meth:`HeldFences.hold` raises."""
+        if self.held_fences is not None and not is_aborted(self.connection):
+            self.held_fences.hold()
 
     def _check_fences(self) -> None:
-        for fence in list(self.held_fences.values()):
-            fence.check()
+        if self.held_fences is not None:
+            self.held_fences.check()
 
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
@@ -305,11 +294,11 @@ class TransactionObserver:
             call()
         undoable, self.undoable = self.undoable, []
         pending, self.pending_fences = list(self.pending_fences.values()), {}
-        held, self.held_fences = list(self.held_fences.values()), {}
+        held, self.held_fences = self.held_fences, None
         try:
             if committed:
-                for fence in held:
-                    fence.check()
+                if held is not None:
+                    held.check()
                 for each in pending:
                     each.begin()
                 for each in pending:

@@ -25,7 +25,6 @@ from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
 from . import adding, consequences, early, fencing, isolation, raw_transactions, state_rows, strays, unknown_guards
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
-from .observer import TransactionObserver
 from .sql import reader
 from .sql.reader import Reading
 from .sql.statement import ANYTHING
@@ -153,22 +152,20 @@ def text_of(sql: Any, connection: Any) -> str:
 
 
 class _Unread:
-    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT.
-
-    They are held as a :class:`bloomguard.writes.fencing.HeldFence` is.
-    """
+    """Statements of a transaction in which all guards were idle: parsed only if a build has begun by the COMMIT."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._texts: set[tuple[str, str]] = set()
         self._left = _MOST_UNREAD  # less than zero if a text was not kept
-        self._since = float("-inf")
 
     @classmethod
     def of(cls, connection: Any) -> _Unread:
         """Return those of the open transaction."""
-        found: Any = TransactionObserver.over(connection).held_fences.setdefault("", cls(connection))
-        return found  # type: ignore[no-any-return]
+        held = fencing.HeldFences.of(connection)
+        if not isinstance(held.find_more, cls):
+            held.find_more = cls(connection)
+        return held.find_more
 
     def add(self, text: str, own: str) -> None:
         """Record one. Texts are few, as they have placeholders for values.
@@ -180,30 +177,17 @@ class _Unread:
             if self._left >= 0:
                 self._texts.add((text, own))
 
-    def hold(self) -> None:
-        """Fence the guards that may have new keys, if a filter is built by now."""
-        states.table.renew()
-        self._since = states.table.copy.read_at  # before the fence: a build may begin while that waits
-        if not current_cache(self._connection.alias).are_idle(self._connection):
-            _fence(self._written(), self._connection)
-
-    def check(self) -> None:
-        """Fence them if the COMMIT took so long that a build may have begun before it. Never raises."""
-        table, alias = states.table, self._connection.alias
-        if table.clock() - self._since < fencing.IDLE_SECONDS:
-            return
-        if not (table.renew(after=table.clock()) and current_cache(alias).are_idle(self._connection)):
-            for guard in self._written():
-                fencing.HeldFence(guard, alias, "").check()
-
-    def _written(self) -> dict[Guard, Cause]:
+    def __call__(self) -> dict[Guard, str]:
+        """Return why each guard is fenced that may have new keys; none if no filter is built by now."""
+        if current_cache(self._connection.alias).are_idle(self._connection):
+            return {}
         definitions.changed(self._connection)  # by these texts, perhaps; another thread has read them before
         written: dict[Guard, Cause] = {}
         for text, own in self._texts:
             written |= _follow(read(text, self._connection), self._connection, own)
         if self._left < 0:
             written |= affected_guards({ANYTHING}, self._connection)
-        return written
+        return _reasons(written)
 
 
 def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
@@ -271,8 +255,7 @@ def _fencing(
             if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
                 _fence_late(written, connection)
             else:
-                site = _site() if written else ""
-                fencing.hold({guard: _reason(cause, site) for guard, cause in written.items()}, connection)
+                fencing.hold(_reasons(written), connection)
     elif (
         apart
         or connections[connection.alias] is not connection
@@ -321,12 +304,10 @@ def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, 
 
 
 def _fence(written: dict[Guard, Cause], connection: Any) -> None:
-    site = _site() if written else ""
     due: dict[Guard, str] = {}
-    for guard, cause in written.items():
-        reason = _reason(cause, site)
+    for guard, reason in _reasons(written).items():
         # The caller knows the rows of the statement itself, and no others.
-        is_known = cause.table and not cause.is_active
+        is_known = written[guard].table and not written[guard].is_active
         if not (is_known and adding.is_left_to_block(guard, connection.alias, reason)):
             due[guard] = reason
     for guard in fencing.fence(due, connection.alias):
@@ -340,6 +321,11 @@ def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool
     """Fence for a statement that is over; ``committed``: it may be, whatever Django says."""
     with fencing.catching_up(written, connection, committed=committed):
         _fence(written, connection)
+
+
+def _reasons(written: dict[Guard, Cause]) -> dict[Guard, str]:
+    site = _site() if written else ""
+    return {guard: _reason(cause, site) for guard, cause in written.items()}
 
 
 def _reason(cause: Cause, site: str) -> str:

@@ -18,9 +18,11 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.table import EXPIRY_SECONDS
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import raw
 from tests.shop.models import Product
+from tests.support.guarding import registered
 from tests.support.orm_writes import atomic, by_hand
 
 pytestmark = [
@@ -54,12 +56,13 @@ def site(each_database, fresh, clock):
 
 @pytest.fixture
 def rebuild(site, clock):
-    """Build its filter, as another process does it."""
+    """Build its filter, as another process does it, and those of other guards."""
 
-    def rebuild():
+    def rebuild(*others):
         def work():
             try:
-                Rebuild(site, sleep=clock.sleep).run()
+                for guard in (site, *others):
+                    Rebuild(guard, sleep=clock.sleep).run()
             finally:
                 connections.close_all()
 
@@ -125,6 +128,19 @@ def test_without_a_build_nothing_is_fenced_again(site, rebuild, clock, is_armed)
         before, waited = state.table.current("product"), clock.now
     assert state.table.current("product") == before
     assert clock.now == waited
+
+
+def test_a_commit_waits_once_for_all_its_guards(site, rebuild, clock):
+    """As a statement does."""
+    with registered(Product, name="second", lookup="name") as second:
+        rebuild(second)
+        with transaction.atomic("postgresql"):
+            Group.objects.create(name="x")
+            rebuild(second)
+            began = clock.now
+
+        assert status() == state.table.current("second").status == FENCED
+        assert clock.now - began <= EXPIRY_SECONDS
 
 
 def test_what_is_rolled_back_fences_nothing(site, rebuild):
