@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from django.apps import apps
-
 from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import ROW, WRITES, Catalogue
@@ -27,9 +25,7 @@ def load(connection: Any) -> Catalogue:
     """Load the catalogue by ``connection``. Raises the driver's exceptions."""
     catalogue = Catalogue()
     reader = _READERS.get(connection.vendor)
-    if reader is None:
-        _read_models(catalogue)
-    else:
+    if reader is not None:  # no filter is built from any other database
         with asking(connection) as fetch:
             reader(catalogue, fetch)
     return catalogue
@@ -86,19 +82,6 @@ def asking(connection: Any) -> Iterator[Fetch]:
         finally:
             if is_under_way(connection):
                 connection.connection.rollback()  # so the project's transaction begins with its own first statement
-
-
-# -- any database
-
-
-def _read_models(catalogue: Catalogue) -> None:
-    """Add the foreign keys of Django's models that have a database-level action."""
-    for model in apps.get_models(include_auto_created=True):
-        for field in model._meta.local_concrete_fields:
-            action = str(getattr(getattr(field.remote_field, "on_delete", None), "operation", ""))
-            if action in _ACTIONS.values():
-                parent: Any = field.related_model
-                add_action(catalogue, parent._meta.db_table, model._meta.db_table, [str(field.column)], [], action)
 
 
 def add_action(

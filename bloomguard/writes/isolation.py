@@ -24,27 +24,25 @@ _changed: set[str] = set()
 _defaults: dict[str, tuple[bool, float]] = {}
 
 
-def is_set_by_function(text: str) -> bool:
-    """Return whether a query, which writes nothing, may set a level all the same."""
-    return "set_config" in text.lower()
+def note(text: str, connection: Any) -> None:
+    """Record that the transactions of the connection's alias have an unknown level, if ``text`` may change it.
 
-
-def changes_level(text: str, connection: Any) -> bool:
-    """Return whether a statement may change the isolation level of a transaction, and record it."""
+    It holds for as long as the process lives, so one look at each text is enough.
+    """
     if not _may_change(text):
-        return False
+        return
     if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
         own = f"SET SESSION TRANSACTION ISOLATION LEVEL {connection.isolation_level.upper()}"
         if not _may_change(text.replace(own, "")):
-            return False
+            return
     _changed.add(connection.alias)
-    return True
 
 
 def _may_change(text: str) -> bool:
     # Not by one pattern, which would look for the level anew after each of the words.
     found = _SETS.search(text)
-    return (found is not None and _LEVEL.search(text, found.end()) is not None) or is_set_by_function(text)
+    is_set = found is not None and _LEVEL.search(text, found.end()) is not None
+    return is_set or "set_config" in text.lower()  # a function, so a query that writes nothing may call it
 
 
 def may_omit_reads(connection: Any) -> bool:

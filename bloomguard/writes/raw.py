@@ -72,14 +72,14 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         reading = read(sql, connection)
         early.record_write(reading.effects | reading.known, connection.alias)
     unknown_guards.read_once()
-    cache = current_cache(connection.alias)
-    if connection.vendor == "sqlite" and _changes_state_rows(sql, connection):  # also if no guard's keys depend on it
+    cache, text = current_cache(connection.alias), text_of(sql, connection)
+    # What it may do to the session matters also if no guard's keys depend on it.
+    strays.note(text, connection, cache.answered)
+    isolation.note(text, connection)
+    if connection.vendor == "sqlite" and _changes_state_rows(text, connection):
         state_rows.before_change(connection.alias)
     if _is_harmless(sql, own, cache, connection):
         return execute(sql, params, many, context)
-    text = text_of(sql, connection)
-    changes_level = isolation.changes_level(text, connection)
-    strays.note(text, connection, cache.answered)
     if cache.catalogue is None and cache.seem_idle(connection):
         try:
             return execute(sql, params, many, context)
@@ -91,8 +91,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
                 _Unread.of(connection).add(text, own)
     reading = read(text, connection)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
-        if not changes_level:
-            cache.add(text)
+        cache.add(text)
         return execute(sql, params, many, context)
     if reading.several and connection.vendor == "sqlite":
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
@@ -103,27 +102,26 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
     is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
-    if fenced == {} and is_certain and is_kept and not (own or reading.defines or changes_level):
+    if fenced == {} and is_certain and is_kept and not (own or reading.defines):
         cache.add(sql)
     return result
 
 
-def _changes_state_rows(sql: Any, connection: Any) -> bool:
-    is_about_them = STATE_ROWS in text_of(sql, connection).lower()
-    return is_about_them and any(effect.name == STATE_ROWS for effect in read(sql, connection).effects)
+def _changes_state_rows(text: str, connection: Any) -> bool:
+    is_about_them = STATE_ROWS in text.lower()
+    return is_about_them and any(effect.name == STATE_ROWS for effect in read(text, connection).effects)
 
 
 def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> bool:
     """Whether a glance at ``sql`` shows that it brings no key, or those of the ORM's statement alone; cache that."""
     if not cache.tables:
-        strays.note(text_of(sql, connection), connection, cache.answered)  # of guards that follow signals
         if type(sql) is str and unknown_guards.were_read():
             cache.add(sql)
         return True
     if type(sql) is not str:
         return False
     trusts_names = cache.trusts_names or connection.vendor == "sqlite"
-    if trusts_names and reader.is_plain_read(sql) and not isolation.is_set_by_function(sql):
+    if trusts_names and reader.is_plain_read(sql):
         cache.add(sql)
         return True
     usual = _USUAL.match(sql)
