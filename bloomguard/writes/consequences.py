@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
@@ -56,7 +56,7 @@ class Definitions:
         #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
         self.temporary: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
-        self._open: set[weakref.ref[TransactionObserver]] = set()
+        self._open = weakref.WeakSet[TransactionObserver]()
         self._lock = own_lock(self, "_lock")  # held for microseconds
 
     def changed(self, connection: Any) -> None:
@@ -66,8 +66,8 @@ class Definitions:
             self._advance()
             if is_under_way(connection):
                 observer = TransactionObserver.over(connection)
-                observer.ended.append(self.are_changing)
-                self._open.add(weakref.ref(observer))
+                observer.ended.append(partial(self._end, observer))
+                self._open.add(observer)
 
     def check_temporary(self, connection: Any) -> None:
         """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
@@ -77,15 +77,13 @@ class Definitions:
             logger.warning("a connection to %s has a TEMP trigger, so each write disables the guards there", alias)
 
     def are_changing(self) -> bool:
-        """Return whether a transaction with changes is still open; drop what is cached for each that has ended."""
-        if not self._open:
-            return False
+        """Return whether a transaction with changes is still open, as far as its observer knows."""
+        return bool(self._open)
+
+    def _end(self, observer: TransactionObserver) -> None:
         with self._lock:
-            ended = [each for each in list(self._open) if (observer := each()) is None or not observer.is_going_on]
-            if ended:
-                self._open.difference_update(ended)
-                self._advance()
-            return bool(self._open)
+            self._open.discard(observer)
+            self._advance()
 
     def _advance(self) -> None:
         """Drop the caches. One that another thread is just making has the old stamp, so it keeps no text."""
@@ -222,7 +220,6 @@ caches: dict[str, DatabaseCache] = {}
 
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
-    definitions.are_changing()
     unknown_guards.follow()
     cache = caches.get(alias)
     if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.follow():

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.db import Error, connections
+from django.db import Error
 
 from ..guards.unadded import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
@@ -102,20 +102,6 @@ class TransactionObserver:
     def is_open(self) -> bool:
         """Whether its transaction is still open, so that it follows no other one."""
         return self in self.connection.execute_wrappers and not self.is_of_the_past and has_begun(self.connection)
-
-    @property
-    def is_going_on(self) -> bool:
-        """:attr:`is_open`, for another thread too: it asks no server over a connection that may be in use there.
-
-        So on MySQL and MariaDB, a transaction that has ended unseen counts as open until the next statement there.
-        """
-        if self not in self.connection.execute_wrappers or self.is_of_the_past:
-            return False
-        is_mine = connections[self.connection.alias] is self.connection
-        try:
-            return has_begun(self.connection) if is_mine or self.connection.vendor != "mysql" else True
-        except self.connection.Database.Error:  # closed at this moment
-            return False
 
     @property
     def is_of_the_past(self) -> bool:
