@@ -22,7 +22,7 @@ class Plans:
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
     ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
-    ``saved``: model -> the guards that follow its signals. ``known``: name -> definition and tables of each guard
+    ``saved``: model -> how its signals concern guards. ``known``: name -> definition and tables of each guard
     of this process. ``named``: name and table of each other guard in the state rows, as they were when ``tables`` was
     made.
     """
@@ -32,7 +32,7 @@ class Plans:
         self.routes: dict[Any, Any] = {}
         self.tables: dict[str, tuple[Guard, ...]] | None = None
         self.tracked: dict[type[Model], tuple[Any, ...]] = {}
-        self.saved: dict[type[Model], tuple[Guard, ...]] = {}
+        self.saved: dict[type[Model], tuple[Any, ...]] = {}
         self.known: dict[str, tuple[str, frozenset[str]]] | None = None
         self.named: frozenset[tuple[str, str]] = frozenset()
 

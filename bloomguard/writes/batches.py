@@ -16,7 +16,7 @@ from ..guards.unadded import unadded
 from ..state.transactions import together
 from . import fencing
 from .rows import Values, WrittenRows
-from .statements import Execute, add_all, all_idle, running, wrap
+from .statements import Execute, add_all, running, wrap
 from .tables import TrackedTable, guard_of, tracked_tables
 
 _nothing: AbstractContextManager[None] = nullcontext()
@@ -62,7 +62,7 @@ def _collecting(insert: Execute) -> Execute:
             return insert(self, *args, **kwargs)
         batch, guards = BulkRows(self.db, tables), list(map(guard_of, tables))
         # If the add fails, nothing of all the statements may be committed.
-        if all_idle(tables, self.db) is None:
+        if fencing.all_idle(guards, self.db) is None:
             whole, late = together(connection), _nothing
         else:
             whole, late = _nothing, fencing.catching_up(guards, connection)

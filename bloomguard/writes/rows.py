@@ -54,20 +54,24 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
 
 
 def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
-    """Return :func:`stored_rows`; ``None`` if a migration's table lacks a column."""
+    """Return the guard's rows that ``written`` links to, as they are now.
+
+    ``None`` if a row has not the primary key that its instance had, or a migration's table lacks a column.
+    """
     # Elsewhere an error leaves the transaction as it was, and SQLite ends no savepoint while it returns changed rows.
     is_undone = tracked.historical and connections[using].vendor == "postgresql"
     try:
         with together(connections[using], undo=True) if is_undone else nullcontext():
-            return WrittenRows(stored_rows(tracked.guard, using, written), "", stored=True)
+            found = _stored_rows(tracked.guard, using, written)
     except DatabaseError:
         if not tracked.historical:  # in the middle of a migration a column may be missing
             raise
         return None
+    is_elsewhere = not found and written.link == "pk" and not written.stored
+    return None if is_elsewhere else WrittenRows(found, "", stored=True)
 
 
-def stored_rows(guard: Guard, using: str, written: WrittenRows) -> Values:
-    """Return the key's values of the guard's rows that ``written`` links to, as they are now."""
+def _stored_rows(guard: Guard, using: str, written: WrittenRows) -> Values:
     rows: Any = models.QuerySet(guard.model, using=using).order_by()
     keys = [unwrapped(value) for value in written.values if None not in value]
     found: list[tuple[Any, ...]] = []

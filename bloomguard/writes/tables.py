@@ -60,7 +60,7 @@ def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
     if found is None:
         unknown_guards.read_once()
         tracked, table = registry.plans.tracked, model._meta.db_table
-        found = tuple(_track(guard, model, table) for guard in guarded_tables().get(table, ()))
+        found = tuple(track(guard, model, table) for guard in guarded_tables().get(table, ()))
         if model._meta.apps is apps and model is not GuardState:  # a migration makes models of its own
             tracked[model] = found
     return found
@@ -109,7 +109,8 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
     return "__".join(path) or "pk"
 
 
-def _track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
+def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
+    """Return how the statements of ``model`` that write ``table`` concern the guard."""
     historical = model._meta.apps is not apps
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it

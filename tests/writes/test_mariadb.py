@@ -264,16 +264,6 @@ def test_ignored_errors_cut_in_strict_mode_too(built, way):
     assert registry["article"].verdict("y" * 50) is not Verdict.ABSENT
 
 
-def test_ignored_errors_fence_if_no_row_is_returned(built, monkeypatch):
-    """MySQL has no RETURNING."""
-    for name in ("can_return_columns_from_insert", "can_return_rows_from_bulk_insert"):
-        monkeypatch.setitem(vars(connections["mariadb"].features), name, False)
-
-    WAYS["several ignoring"]("y" * 50)
-
-    assert status("article") == FENCED
-
-
 def test_spaces_that_do_not_fit_are_cut_in_strict_mode_too(built):
     """No mode makes that an error."""
     Article.objects.create(slug="z" * 50 + "  ")

@@ -136,13 +136,19 @@ def test_an_update_of_the_primary_key_fences_where_the_database_does_not_tell(bu
 
 
 def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning):
-    """The last ID that was given out is not that of a row that was left out: keys are the instances', or none."""
+    """The last ID that was given out is not that of a row that was left out: keys are the instances', or none.
+
+    On MySQL they are none, as it may cut a value instead of leaving the row out.
+    """
     Article.objects.create(slug="old")
     built("article", "product")
     no_returning()
 
     Article.objects.bulk_create([Article(slug="old"), Article(slug="new")], ignore_conflicts=True)
-    assert verdicts("article", "old", "new", "other") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+    if database.current == "mariadb":
+        assert status("article") == FENCED
+    else:
+        assert verdicts("article", "old", "new", "other") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
 
     Product.objects.bulk_create([Product()], ignore_conflicts=True)
     assert status("product") == FENCED
@@ -154,7 +160,7 @@ def test_a_key_from_the_database_is_read_back_without_returning(built, no_return
         built(guard)
         no_returning()
 
-        Tag.objects.bulk_create([Tag(pk=3, shout="quiet")], ignore_conflicts=True)
+        Tag.objects.bulk_create([Tag(pk=3, shout="quiet")])
 
         assert verdicts(guard, "QUIET", "quiet") == [Verdict.MAYBE, Verdict.ABSENT]
 
