@@ -6,7 +6,6 @@ They are sent in one transaction, and one add takes a third of the time that an 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,8 +17,6 @@ from . import fencing
 from .rows import Values, WrittenRows
 from .statements import Execute, add_all, running, wrap
 from .tables import TrackedTable, guard_of, tracked_tables
-
-_nothing: AbstractContextManager[None] = nullcontext()
 
 
 def connect() -> None:
@@ -62,11 +59,8 @@ def _collecting(insert: Execute) -> Execute:
             return insert(self, *args, **kwargs)
         batch, guards = BulkRows(self.db, tables), list(map(guard_of, tables))
         # If the add fails, nothing of all the statements may be committed.
-        if fencing.all_idle(guards, self.db) is None:
-            whole, late = together(connection), _nothing
-        else:
-            whole, late = _nothing, fencing.catching_up(guards, connection)
-        with whole:
+        is_idle = fencing.all_idle(guards, self.db) is not None
+        with fencing.catching_up(guards, connection) if is_idle else together(connection):
             try:  # from here on: a batch that is left behind would swallow all later keys of this thread
                 running.batch = batch
                 unadded.begin(batch, [guard.name for guard in guards])
@@ -74,8 +68,7 @@ def _collecting(insert: Execute) -> Execute:
             finally:  # after an error too: what was sent before it may be committed in a transaction begun by hand
                 running.batch = None
                 try:
-                    with late:
-                        batch.add()
+                    batch.add()
                 finally:
                     unadded.end(batch)
 
