@@ -30,7 +30,7 @@ from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
-from .tables import columns, folded, guarded_tables
+from .tables import columns, guarded_tables
 
 logger = logging.getLogger("bloomguard")
 
@@ -289,15 +289,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
     key_columns = columns(guard, table)
     if effect.verb == "copy":
         return not key_columns <= effect.columns
-    return bool((key_columns - _keyless(guard) if effect.nulls else key_columns) & effect.columns)
-
-
-def _keyless(guard: Guard) -> set[str]:
-    """Return the columns that only remove a row's key when they become NULL."""
-    fields = guard._meta.fields
-    if guard.alive or len(guard._meta.tables) > 1 or any(getattr(field, "generated", False) for field in fields):
-        return set()
-    return set(map(folded, fields))
+    return bool(key_columns & effect.columns)
 
 
 def _may_be_in(guard: Guard, cache: DatabaseCache, alias: str) -> bool:

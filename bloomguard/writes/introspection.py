@@ -91,9 +91,8 @@ def add_action(
     """Add a foreign key from ``columns`` of ``child`` to ``referenced`` of ``parent``, with its actions."""
     own, because = frozenset(column.lower() for column in columns), f"a foreign key of {child!r}"
     changed = Effect("update", bare(child), own)
-    nulls = changed._replace(nulls=True)
-    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": nulls, "SET DEFAULT": changed}.get(on_delete)
-    moved = {"CASCADE": changed, "SET NULL": nulls, "SET DEFAULT": changed}.get(on_update)
+    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": changed, "SET DEFAULT": changed}.get(on_delete)
+    moved = changed if on_update in ("CASCADE", "SET NULL", "SET DEFAULT") else None
     if gone is not None:
         catalogue.add(parent, frozenset({"delete"}), gone, because=because, is_active=True)
     if moved is not None:

@@ -31,7 +31,7 @@ class Effect(NamedTuple):
     """One effect of a statement on a table, whose ``name`` is :func:`bare`, or of a function.
 
     ``insert``: ``name`` has new rows, or names another table now. ``update``: rows change in ``columns``, ``None`` for
-    any; ``nulls``: they become NULL. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
+    any. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
     are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
     function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
     it is not the database's own. ``field``: ``x.name`` on PostgreSQL, which calls a function of that name if ``x`` is a
@@ -42,7 +42,6 @@ class Effect(NamedTuple):
     verb: str
     name: str = ""
     columns: frozenset[str] | None = None
-    nulls: bool = False
 
 
 ANYTHING = Effect("any")
