@@ -139,7 +139,7 @@ def has_nothing_to_add_to(guard: Guard) -> bool:
     return state is not None and not state.takes_adds
 
 
-def all_idle(guards: Collection[Guard], using: str) -> dict[Guard, float] | None:
+def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     """Return when the state row of each guard was read, if none has a generation to add to; else ``None``.
 
     A statement sent now needs no add if it ends while :func:`was_idle` is true: a generation that exists by then was
@@ -147,10 +147,6 @@ def all_idle(guards: Collection[Guard], using: str) -> dict[Guard, float] | None
     that are writing. Either the statement was committed by then, or the rebuild waits for its transaction. This waits
     for a fence here, before the statement, instead of before its COMMIT.
     """
-    for guard in guards:
-        state = states.table.lease(guard.name)
-        if state is not None and state.takes_adds:
-            return None  # nearly always
     found: dict[Guard, float] = {}
     for guard in guards:
         idle_since = _idle_since(guard, using)

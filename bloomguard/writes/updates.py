@@ -20,7 +20,7 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add_all, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
+from .statements import Execute, add_all, all_idle, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
 from .tables import TrackedTable, folded, tracked_tables
 
 #: How many of the rows that an UPDATE returns are in memory at a time.
@@ -39,7 +39,7 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = fencing.all_idle([tracked.guard for tracked in touched], compiler.using)
+    idle = all_idle(touched, compiler.using)
     if idle is not None:
         return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
     return _update_and_add(compiler, touched, result_type)
@@ -51,7 +51,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    idle = fencing.all_idle([tracked.guard for tracked in touched], using)
+    idle = all_idle(touched, using)
     if idle is not None:
         return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
     counting = discards.counting(touched, using)
