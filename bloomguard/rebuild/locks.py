@@ -11,10 +11,11 @@ import os
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
@@ -101,17 +102,19 @@ def wait_for_writers(
             polls += 1
             sleep(_POLL_SECONDS)
             holders &= _postgresql_writers(using, tables, proof)
-    elif connection.vendor == "sqlite":
-        if connection.in_atomic_block:
-            raise transaction.TransactionManagementError("a rebuild inside a transaction would wait for itself")
-        with connection.cursor() as cursor:
-            cursor.execute("BEGIN IMMEDIATE")
-            cursor.execute("COMMIT")
-    else:
-        if has_begun(connection):
-            raise transaction.TransactionManagementError("LOCK TABLES inside a transaction would commit it")
+        return
+    refuse_transaction([using])  # SQLite would wait for itself, LOCK TABLES would commit it
+    if connection.vendor == "sqlite":
+        with connection.wrap_database_errors:  # in one call: no exception of a signal can leave the lock behind
+            connection.connection.executescript("BEGIN IMMEDIATE; COMMIT")
+        return
+    own: Any = connection.copy()  # the server ends its locks with it, whatever exception comes
+    own.is_own = True
+    with closing(own), own.cursor() as cursor:
+        # Without autocommit InnoDB locks the table too: a prepared transaction has no other lock.
+        cursor.execute("SET autocommit = 0, innodb_table_locks = 1, innodb_lock_wait_timeout = 1")
         for table in sorted(tables):  # not all at once: whoever holds one lock while waiting for others may deadlock
-            _wait_for_mysql_writers(using, table, sleep)
+            _wait_for_mysql_writers(cursor, table, sleep)
 
 
 #: Who writes to a partition, or to a table that inherits, locks only that. A prepared transaction has no pid.
@@ -134,27 +137,18 @@ def _postgresql_writers(using: str, tables: Collection[str], proof: Proof) -> se
     return set(holders)
 
 
-def _wait_for_mysql_writers(using: str, table: str, sleep: Callable[[float], None]) -> None:
+def _wait_for_mysql_writers(cursor: Any, table: str, sleep: Callable[[float], None]) -> None:
     """Take a lock that excludes all writers of ``table``, and release it.
 
     A waiting READ lock delays nobody, but is never granted while writers overlap. A waiting WRITE lock is granted
     before later statements, but delays all of these, and waits for readers too: it is tried for one second each time.
     """
-    connection, waited = connections[using], 0.0
-    variables = ("autocommit", "innodb_table_locks", "innodb_lock_wait_timeout", "lock_wait_timeout")
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {', '.join(f'@@SESSION.{name}' for name in variables)}")
-        usual = cursor.fetchone()
-        try:
-            # Without autocommit InnoDB locks the table too: a prepared transaction has no other lock.
-            cursor.execute("SET autocommit = 0, innodb_table_locks = 1, innodb_lock_wait_timeout = 1")
-            while not any(_is_locked(cursor, connection.ops.quote_name(table), *each) for each in _TRIES):
-                if waited >= MAX_WAIT_SECONDS:
-                    raise _never_ended([table])
-                waited += _POLL_SECONDS + sum(seconds for _, seconds in _TRIES)
-                sleep(_POLL_SECONDS)
-        finally:
-            cursor.execute(f"SET {', '.join(f'{name} = %s' for name in variables)}", usual)
+    waited, quoted = 0.0, cursor.db.ops.quote_name(table)
+    while not any(_is_locked(cursor, quoted, *each) for each in _TRIES):
+        if waited >= MAX_WAIT_SECONDS:
+            raise _never_ended([table])
+        waited += _POLL_SECONDS + sum(seconds for _, seconds in _TRIES)
+        sleep(_POLL_SECONDS)
 
 
 def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
@@ -166,8 +160,7 @@ def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
         if error.args[:1] != (_LOCK_WAIT_TIMEOUT,):
             raise
         return False
-    finally:
-        cursor.execute("UNLOCK TABLES")
+    cursor.execute("UNLOCK TABLES")
     return True
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 
 import pytest
@@ -11,6 +13,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, locks
 from bloomguard.rebuild.locks import wait_for_writers
+from bloomguard.state.transactions import has_begun
 from tests.shop.models import Bundle, Order, Product
 from tests.support import database
 from tests.support.guarding import registered
@@ -223,7 +226,7 @@ def test_on_sqlite_a_reader_is_not_waited_for():
 
 def test_on_sqlite_a_barrier_in_a_transaction_is_refused():
     """It would wait for itself."""
-    with transaction.atomic(), pytest.raises(transaction.TransactionManagementError, match="wait for itself"):
+    with transaction.atomic(), pytest.raises(RebuildError, match="inside a transaction"):
         wait_for_writers("default", TABLE)
 
 
@@ -261,6 +264,41 @@ def test_a_writer_that_never_ends_stops_a_rebuild_on_sqlite(fresh, clock, impati
     assert rebuild.table.current("product").building == ""
 
 
+@pytest.mark.usefixtures("each_database")
+def test_a_barrier_that_is_interrupted_leaves_no_lock():
+    """At whatever line: the process may go on, and with its lock nobody could write."""
+    for line in itertools.count():
+        before = sys.gettrace()
+        sys.settrace(interrupting(line))
+        try:
+            wait_for_writers(database.current, TABLE)
+            break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        assert not has_begun(connections[database.current])
+        with Other(lambda: Product.objects.create()):
+            pass
+        assert Product.objects.count() == line + 1
+
+    assert line > 5
+
+
+def interrupting(line):
+    """Trace the lines of the barrier, and raise KeyboardInterrupt at the one of this number."""
+    lines = itertools.count()
+
+    def trace(frame, event, arg):
+        if frame.f_code.co_filename != locks.__file__:
+            return None
+        if event == "line" and next(lines) == line:
+            raise KeyboardInterrupt
+        return trace
+
+    return trace
+
+
 # -- MariaDB
 
 
@@ -294,12 +332,12 @@ def test_on_mariadb_a_barrier_in_a_transaction_is_refused(mariadb):
     """A lock on a table would commit it."""
     with (
         transaction.atomic(using="mariadb"),
-        pytest.raises(transaction.TransactionManagementError, match="would commit it"),
+        pytest.raises(RebuildError, match="inside a transaction"),
     ):
         wait_for_writers("mariadb", TABLE)
     with connections["mariadb"].cursor() as cursor:
         cursor.execute("BEGIN")
-        with pytest.raises(transaction.TransactionManagementError, match="would commit it"):
+        with pytest.raises(RebuildError, match="inside a transaction"):
             wait_for_writers("mariadb", TABLE)
         cursor.execute("ROLLBACK")
 
