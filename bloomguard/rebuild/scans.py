@@ -138,25 +138,15 @@ def _uuids(data: bytes, rows: int) -> bytes:
 
 def _hexadecimal_uuids(gathered: str, rows: int) -> bytes:
     try:
-        data = bytes.fromhex(gathered.replace("-", ""))
+        data = bytes.fromhex(gathered.replace("-", ""))  # which skips the spaces
     except ValueError:
         data = b""
     return _uuids(data, rows)
 
 
-def _last_uuid(gathered: str) -> uuid.UUID:
-    digits = gathered[-36:].replace("-", "")[-32:]  # MariaDB's own type has dashes
-    try:
-        return uuid.UUID(digits)
-    except ValueError:
-        raise RebuildError(f"a page of UUIDs ends otherwise: {_CAUSE}") from None
-
-
-def _last_small_uuid(gathered: str) -> uuid.UUID:
-    # SQLite orders capitals before small letters: the page after a UUID in capitals would begin in the wrong place.
-    if (last := _last_uuid(gathered)).hex != gathered[-32:]:
-        raise RebuildError(f"a page of UUIDs ends with one in another form: {_CAUSE}")
-    return last
+def _last_stored(gathered: str) -> str:
+    """Return the last UUID of a page as it is stored: that is what the next page is compared with."""
+    return gathered.rpartition(" ")[2]
 
 
 def _greatest_uuid(data: bytes) -> uuid.UUID:
@@ -178,7 +168,7 @@ def _texts(gathered: str, rows: int) -> list[bytes]:
 
 
 #: MariaDB cuts a text that is longer than this setting, or than ``max_allowed_packet``, with no more than a warning. So
-#: the pages are small, and each key has a fixed length, or a comma behind it: what was cut holds fewer keys than rows.
+#: the pages are small: what was cut holds fewer keys than rows.
 _MOST_BYTES = 1 << 20
 _WHOLE = f"SET STATEMENT group_concat_max_len = {_MOST_BYTES} FOR "
 
@@ -192,7 +182,7 @@ SCANS = {
         _greatest_uuid,
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
-    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, '')", _hexadecimal_uuids, _last_small_uuid),
+    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, ' ')", _hexadecimal_uuids, _last_stored),
     ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
     ("postgresql", "text"): Scan(
         "string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
@@ -208,10 +198,10 @@ SCANS = {
         by_pk=True,
     ),
     ("mariadb", "uuid"): Scan(
-        "group_concat(bloomguard_key SEPARATOR '')",
+        "group_concat(bloomguard_key SEPARATOR ' ')",
         _hexadecimal_uuids,
-        _last_uuid,
+        _last_stored,
         prefix=_WHOLE,
-        most_rows=_MOST_BYTES // len(str(uuid.UUID(int=0))),
+        most_rows=_MOST_BYTES // (len(str(uuid.UUID(int=0))) + 1),
     ),
 }

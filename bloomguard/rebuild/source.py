@@ -23,7 +23,7 @@ from django.db.models import ExpressionWrapper, F, Max, Min
 from ..exceptions import ConfigurationError, RebuildError
 from ..filters.layout import KeysSummary
 from ..guards import Guard
-from ..guards.fields import is_djangos, kind_of, own_conversions
+from ..guards.fields import is_djangos, kind_of, own_conversions, python_type_of
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
 from .pages import KeyPage
@@ -163,15 +163,16 @@ class Source:
         if not self._has_pages():
             yield from fresh_rows(self.rows().values_list(*names), size, self.proof)
             return
-        rows, plain = self._by_pk()
+        rows, kind = self._by_pk(), str(kind_of(self.guard.model._meta.pk))
+        plain = str if kind == "uuid" and self.connection.vendor != "postgresql" else python_type_of(kind)
         pages = rows.order_by("bloomguard_pk").values_list(*names, "bloomguard_pk")
         while True:
             rest = pages if end is None else pages.filter(bloomguard_pk__gt=end)
             page = list(fresh_rows(rest[:size], 0, self.proof))
             if not page:
                 break
-            if self.connection.vendor == "sqlite" and type(page[-1][-1]) is not plain:
-                # It takes others, in an order of its own.
+            if type(page[-1][-1]) is not plain:
+                # The column is of another type, or one of several of SQLite's, which has an order of its own.
                 yield from (values[:-1] for values in fresh_rows(rest, size, self.proof))
                 break
             yield from (values[:-1] for values in page)
@@ -180,16 +181,10 @@ class Source:
                 yield from fresh_rows(rows.filter(bloomguard_pk=end).values_list(*names), 0, self.proof)
         yield from self._unnumbered()
 
-    def _by_pk(self) -> tuple[models.QuerySet[Any], type]:
-        """Return the rows with a primary key, as ``bloomguard_pk``, and its class on SQLite.
-
-        There it is as stored: UUIDs are compared as texts, which may be written in another way than Django's.
-        """
-        pk: Any = F("pk")
-        plain = int if kind_of(self.guard.model._meta.pk) == "integer" else str
-        if self.connection.vendor == "sqlite" and plain is str:
-            pk = ExpressionWrapper(pk, models.TextField())
-        return self.rows().filter(pk__isnull=False).annotate(bloomguard_pk=pk), plain
+    def _by_pk(self) -> models.QuerySet[Any]:
+        """Return the rows with a primary key, as ``bloomguard_pk``."""
+        rows: models.QuerySet[Any] = self.rows().annotate(bloomguard_pk=_stored(self.guard.model._meta.pk))
+        return rows.filter(pk__isnull=False)
 
     def _has_pages(self) -> bool:
         """Return whether rows are read in pages, in the order of the primary key, instead of by one statement.
@@ -212,7 +207,7 @@ class Source:
 
         Then a page may end between them.
         """
-        same = self._by_pk()[0].filter(bloomguard_pk=pk).values_list("bloomguard_pk")
+        same = self._by_pk().filter(bloomguard_pk=pk).values_list("bloomguard_pk")
         return len(list(fresh_rows(same[:2], 0, self.proof))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
@@ -298,11 +293,12 @@ class Source:
         return self._has_plain_field() and meta.keys.kinds == ("text",) and not (meta.normalizes or self.guard.scope)
 
     def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
-        field = self.guard._meta.fields[0].attname
-        order = "pk" if scan.by_pk else field
-        ordered = self.rows().order_by(order).values(bloomguard_key=F(field))
+        field = self.guard._meta.fields[0]
+        order = "bloomguard_pk" if scan.by_pk else "bloomguard_key"
+        ordered = self.rows().values(bloomguard_key=_stored(field))
         if scan.by_pk:
-            ordered = ordered.annotate(bloomguard_pk=F("pk")).filter(pk__isnull=False)
+            ordered = ordered.annotate(bloomguard_pk=_stored(self.guard.model._meta.pk)).filter(pk__isnull=False)
+        ordered = ordered.order_by(order)
         size = min(PAGE_ROWS, scan.most_rows)
         last: Any = None
         while True:
@@ -327,7 +323,7 @@ class Source:
                 break
             last = end if scan.last is None else scan.last(gathered)
             if self.guard._meta.discards and not scan.by_pk:
-                yield from self._others(field, last)
+                yield from self._others(field.attname, last)
         if scan.by_pk:
             yield from self._keyed(self._unnumbered())
 
@@ -388,3 +384,12 @@ class Source:
             return [value.encode() for (value,) in rows if value is not None]
         except (AttributeError, UnicodeEncodeError):
             return [key for key in map(self.key, rows) if key is not None]
+
+
+def _stored(field: models.Field[Any, Any]) -> Any:
+    """Return the column of ``field``, whose values are read and compared as they are stored.
+
+    For Django no row has an integer out of the range of its field, as in a column that was made larger: a page after
+    such a number would be empty. UUIDs may be stored in another form than Django's.
+    """
+    return ExpressionWrapper(F(field.attname), models.Field())
