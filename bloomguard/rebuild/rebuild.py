@@ -206,6 +206,7 @@ class Rebuild:
         assert self._generation is not None
         assert self._mine is not None
         began = self._clock()
+        self.refuse()  # again: only since the announcement does a change of the table fence this build
         rows = self._fill(self._generation, self._expected.count)
         self._generation.seal()
         verified = sum(check.verify_rows(self._generation) for check in self._checks)

@@ -19,7 +19,7 @@ from bloomguard.guards import meta as guard_meta
 from bloomguard.guards import registry
 from bloomguard.guards.keys import OutOfRange, Uncertain, Unkeyable
 from bloomguard.models import GuardState
-from bloomguard.rebuild import rebuild, refusals
+from bloomguard.rebuild import Rebuild, rebuild, refusals
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
@@ -352,6 +352,15 @@ def test_the_filter_of_before_is_fenced(page):
     forget()
     assert status() == FENCED
     assert guard.verdict("django") is Verdict.UNKNOWN
+
+
+def test_a_column_that_changes_before_the_announcement_is_refused(page, monkeypatch):
+    """Nothing names the guard yet, so no fence can stop the build."""
+    page(text(), "varchar(10)")
+    change = "DROP TABLE shop_page", "CREATE TABLE shop_page (id integer PRIMARY KEY, it varchar(10) COLLATE nocase)"
+    monkeypatch.setattr(Rebuild, "prepare", lambda self: run(*change))
+
+    assert "treats 'A' as equal to 'a'" in refused()
 
 
 def test_a_dry_run_refuses_and_fences_nothing(page):
