@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from django.db import DatabaseError
@@ -93,8 +93,7 @@ class Rebuild:
 
     def plan(self) -> Plan:
         """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
-        if refused := self._refusals():
-            raise RebuildError(f"{self.guard.name}: {' '.join(map(str, refused))}")
+        self._refuse(lambda reason: None)
         summary = self._summary()
         layout = self._layout(summary)
         return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=len(layout.headers))
@@ -115,18 +114,18 @@ class Rebuild:
     def refuse(self) -> None:
         """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
         refuse_transaction(self.sources.aliases)
-        if refused := self._refusals():
-            self.table.fence(self.guard.name, "; ".join(each.reason for each in refused))
-            raise RebuildError(f"{self.guard.name}: {' '.join(map(str, refused))}")
+        self._refuse(partial(self.table.fence, self.guard.name))
         for source in self.sources:
             if denied := refusals.unreadable_columns(self.guard, source.connection):
                 raise RebuildError(f"{self.guard.name}: {denied}")
 
-    def _refusals(self) -> list[refusals.Refusal]:
+    def _refuse(self, fence: Callable[[str], None]) -> None:
         found = list(refusals.declaration_refusals(self.guard))
         for source in self.sources:
             found += refusals.database_refusals(self.guard, source.connection)
-        return list(dict.fromkeys(found))
+        if found := list(dict.fromkeys(found)):
+            fence("; ".join(each.reason for each in found))
+            raise RebuildError(f"{self.guard.name}: {' '.join(map(str, found))}")
 
     def prepare(self) -> None:
         """Do what takes long and can be done before the announcement: nothing here."""
@@ -134,8 +133,8 @@ class Rebuild:
     def fence_replaced(self) -> bool:
         """Fence an active generation of another store, database, or life of it; return whether there was one.
 
-        Writers stop adding to it when the row names our store, and processes with a lease on the older row still answer
-        from it: :data:`EXPIRY_SECONDS` must pass before :meth:`announce`.
+        Processes with a lease on the older row still answer from it: :data:`EXPIRY_SECONDS` must pass before
+        :meth:`announce`, by which writers stop adding to it.
         """
         refuse_transaction(self.sources.aliases)
         seen = self.table.current(self.guard.name)
@@ -143,7 +142,9 @@ class Rebuild:
             return False
         self._create_empty()  # a filter that cannot be made must not end what the other store serves
         if seen.status != FENCED or seen.building:
-            reason = standby.why_replaced(self.store, seen)
+            reason = "the guard's options have changed, or the database, schema or table of its rows"
+            if not seen.is_ours or not seen.is_in(self.store.identity):
+                reason = seen.describe_location(self.store)
             self._seen = self._changed(seen, **self.table.fenced_values(reason))
             self.table.log_fenced(self.guard.name, reason)
         # Even if it is fenced already we wait: the fence may be younger than a lease.
@@ -266,16 +267,16 @@ class Rebuild:
             one.heartbeat()
 
     def _announce(self, seen: State) -> State:
-        changes: dict[str, Any] = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
-        changes |= self._built_for()
+        building = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        changes: dict[str, Any] = {**building, **self._built_for()}
         if not (identity := self.store.identity):
             raise StoreError(f"the store {self.store.alias!r} has no identity, so no filter in it could be trusted")
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
         if self._is_elsewhere(seen, identity):
-            changes |= {"identity": identity, "host": socket.gethostname(), **self._replacing(seen)}
-            changes["source"] = self._source()
+            host = socket.gethostname()
+            changes |= {"identity": identity, "host": host, "source": self._source(), **self._replacing(seen)}
         return self._changed(seen, **changes)
 
     def _is_elsewhere(self, seen: State, identity: str) -> bool:

@@ -30,7 +30,8 @@ class Scan:
     most ``most_rows``.
 
     Pages are in the order of the keys, and ``last(value)`` returns the key after which the next page begins: to find
-    the greatest one itself would take the database a tenth of the scan. With ``by_pk`` they are in the order of the
+    the greatest one would take the database a tenth of the scan. Each database gathers in the order of the page; if it
+    did not, the next page would repeat rows, and none would be lost. With ``by_pk`` they are in the order of the
     primary key, an integer, and ``unpack`` may return a wrong number of keys: such a page is read by rows.
     """
 
@@ -118,12 +119,7 @@ def _decimal_integers(gathered: Any, rows: int) -> Any:
     return _integers(numbers if whole else numbers[:-1], rows)
 
 
-def _greatest_integer(gathered: Any) -> int:
-    return int(np.frombuffer(gathered, ">i8").max())
-
-
 def _last_integer(gathered: str) -> int:
-    # SQLite gathers in the order of the page. If it did not, the next page would repeat rows, and none would be lost.
     try:
         return int(gathered[gathered.rfind(",") + 1 :])
     except ValueError:
@@ -149,13 +145,6 @@ def _last_stored(gathered: str) -> str:
     return gathered.rpartition(" ")[2]
 
 
-def _greatest_uuid(data: bytes) -> uuid.UUID:
-    words = np.frombuffer(data, ">u8").reshape(-1, 2)
-    first = words[:, 0].max()
-    second = words[words[:, 0] == first, 1].max()
-    return uuid.UUID(int=int(first) << 64 | int(second))
-
-
 #: What is between two texts of a page, and stands for NULL. A page with more of them, and so with more texts than rows,
 #: is read by rows.
 _SEPARATOR = "\x01"
@@ -174,12 +163,14 @@ _WHOLE = f"SET STATEMENT group_concat_max_len = {_MOST_BYTES} FOR "
 
 SCANS = {
     ("postgresql", "integer"): Scan(
-        "string_agg(int8send(bloomguard_key::int8), ''::bytea)", _binary_integers, _greatest_integer
+        "string_agg(int8send(bloomguard_key::int8), ''::bytea)",
+        _binary_integers,
+        lambda gathered: int.from_bytes(gathered[-8:], "big", signed=True),
     ),
     ("postgresql", "uuid"): Scan(
         "string_agg(uuid_send(bloomguard_key), ''::bytea)",
         lambda gathered, rows: _uuids(bytes(gathered), rows),
-        _greatest_uuid,
+        lambda gathered: uuid.UUID(bytes=bytes(gathered[-16:])),
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, ' ')", _hexadecimal_uuids, _last_stored),

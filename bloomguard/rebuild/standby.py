@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -27,7 +26,6 @@ from ..guards.scopes import DATABASE, SCHEMA
 from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
-from ..stores import Store
 from .locks import is_alive
 from .plan import failure, open_active
 from .sources import Sources
@@ -77,21 +75,6 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
 def log_not_removed(guard: Guard, error: Exception) -> None:
     """Log that a generation was not removed: it only takes space until the next build's sweep."""
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
-
-
-def why_replaced(store: Store, seen: State) -> str:
-    """Return why the generations of ``seen`` cannot be used beside one that is built in ``store`` now."""
-    here = socket.gethostname()
-    if not seen.is_ours:
-        return "the database was copied, restored or replaced"
-    if seen.is_in(store.identity):
-        return "the guard's options have changed, or the database, schema or table of its rows"
-    if store.is_remote or seen.host in ("", here):
-        return "the store was replaced"
-    return (
-        f"{here} builds it in its own store, and {seen.host} did so before; if both serve this site, each build "
-        "undoes the other's: use a store that all hosts share"
-    )
 
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:

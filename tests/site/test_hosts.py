@@ -100,7 +100,7 @@ def test_a_build_on_the_other_host_takes_over_and_says_so(there, clock, caplog):
     taken = there("rebuild.Rebuild(guard, sleep=lambda seconds: None).run()")
     clock.now += 1
 
-    assert "web-2 builds it in its own store, and web-1 did so before" in taken
+    assert "in a store of the host web-1, and web-2 has another of its own" in taken
     assert "use a store that all hosts share" in taken
     assert there(f"print(guard.verdict({ABSENT_PK}).name, guard.verdict(1).name)") == "ABSENT MAYBE\n"
     assert (row().status, row().host) == (ARMED, "web-2")
