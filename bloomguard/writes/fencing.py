@@ -10,8 +10,7 @@ its caller two leases later.
 
 That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
 also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
-On PostgreSQL the transaction may have changed or deleted that row, or locked the whole table. And a server may take no
-other connection.
+On PostgreSQL the transaction may have changed that row, or locked the table. And a server may take no more connections.
 """
 
 from __future__ import annotations
@@ -322,8 +321,8 @@ _SEES_COMMITTED = """
 def is_cut_off(table: StateTable, name: str, using: str) -> bool:
     """Return whether only the writer's own connection can read the state rows and fence the guard.
 
-    So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot, nor
-    on PostgreSQL have changed state rows itself.
+    So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot.
+    On PostgreSQL it must not have changed state rows itself.
     """
     connection: Any = connections[using]
     if table.connection.alias != using or connection.vendor == "sqlite" or table.lease(name) is not None:
@@ -332,8 +331,8 @@ def is_cut_off(table: StateTable, name: str, using: str) -> bool:
         return False
     if not has_begun(connection):
         return True
-    if connection.vendor != "postgresql":
-        return may_omit_reads(connection)  # each of its statements reads what is committed by then
+    if connection.vendor != "postgresql":  # each of its statements reads what is committed by then
+        return may_omit_reads(connection)
     parameters = bool(_pending(using)), connection.ops.quote_name(GuardState._meta.db_table)
     with connection.wrap_database_errors:
         return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
