@@ -58,17 +58,22 @@ class StateTable:
         self._keeping = own_lock(self, "_keeping")
         self._within = Within()
 
+    def lease(self, name: str) -> State | None:
+        """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
+        read_at, rows = self.copy
+        within = self._within
+        if within.read is not None and within.copy.read_at >= read_at:
+            read_at, rows = within.copy
+        if self.clock() - read_at >= LEASE_SECONDS:
+            return None
+        return rows.get(name) or State(name, here=self._here)
+
     def leased_rows(self) -> Rows | None:
-        """Return all rows while the lease on the copy is valid, else ``None``. No I/O."""
+        """Return all rows as :meth:`lease` returns one, without the calls that it would take for each."""
         copy, within = self.copy, self._within
         if within.read is not None and within.copy.read_at >= copy.read_at:
             copy = within.copy
         return None if self.clock() - copy.read_at >= LEASE_SECONDS else copy.rows
-
-    def lease(self, name: str) -> State | None:
-        """Return the row of ``name`` as :meth:`leased_rows` does."""
-        rows = self.leased_rows()
-        return None if rows is None else rows.get(name) or State(name, here=self._here)
 
     def renewed(self, name: str) -> State | None:
         """Return :meth:`lease`, after a new read of the rows if it expired. May wait."""
