@@ -70,7 +70,8 @@ class Exchange(LookupContext):
         """Return whether the guard answers at the route; if it would but for its shadow mode, record that."""
         if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             return False
-        if route.may_raise(value, captured):
+        # Hot path: one number needs no call.
+        if (type(value) is not int or value >> 63 or len(captured) > 1) and route.may_raise(value, captured):
             return False
         if decision is SHADOW:
             if self.shadow is None and self.applies(route.guard):

@@ -15,13 +15,15 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
 from ..models import GuardState
 from ..process import own_lock
 from ..state import table as states
-from ..state.row import FENCED, Rows
+from ..state.row import FENCED
+from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import ROW, WRITES, Catalogue
@@ -125,20 +127,23 @@ class DatabaseCache:
     def seem_idle(self, connection: Any) -> bool:
         """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
         if connection.vendor == "sqlite" and is_under_way(connection):
-            return self._are_idle_by(states.table.leased_rows())
+            return self._are_idle(may_read=False)
         return self.are_idle(connection)
 
     def are_idle(self, connection: Any) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
         with fencing.writing(self.guards[0], connection.alias):
-            if states.table.leased_rows() is None:
-                states.table.renew()
-            return self._are_idle_by(states.table.leased_rows())
+            return self._are_idle(may_read=True)
 
-    def _are_idle_by(self, rows: Rows | None) -> bool:
-        if rows is None:
+    def _are_idle(self, *, may_read: bool) -> bool:
+        try:  # no call for each guard: a site may have hundreds
+            tables = [guard._runtime.active_filter.table for guard in self.guards]
+        except ConfigurationError:
+            tables = list(map(fencing.table_of, self.guards))
+        rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
+        if None in rows.values():
             return False
-        known = [rows[guard.name] for guard in self.guards if guard.name in rows]
+        known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
         return not any(row.status == FENCED or row.generations for row in known)
 
     def follow(self) -> bool:
@@ -186,6 +191,15 @@ class DatabaseCache:
             if len(self.texts) >= _MOST_TEXTS:
                 self.texts = {"BEGIN": ""}
             self.texts[sql] = own
+
+
+def _leased(table: StateTable, *, may_read: bool) -> Any:
+    """Return the state rows while the lease on them is valid, else ``None``."""
+    rows = table.leased_rows()
+    if rows is None and may_read:
+        table.renew()
+        rows = table.leased_rows()
+    return rows
 
 
 class Cause(NamedTuple):

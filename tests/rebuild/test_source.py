@@ -20,7 +20,7 @@ from django.test.utils import isolate_apps
 
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
-from bloomguard.guards.keys import Unkeyable, head_of
+from bloomguard.guards.keys import Unkeyable, head_of, unwrapped
 from bloomguard.rebuild import Rebuild, scans
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.pages import KeyPage
@@ -56,7 +56,7 @@ def iterated(guard: Guard) -> list[bytes]:
     found = []
     for row in guard._meta.rows().using(database.current).iterator():
         try:
-            found.append(guard._meta.keys.key(guard._meta.value_of(row)))
+            found.append(guard._meta.keys.key(unwrapped([getattr(row, name) for name in guard._meta.attnames])))
         except Unkeyable:
             continue
     return found
