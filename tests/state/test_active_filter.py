@@ -211,7 +211,7 @@ def test_each_move_to_another_store_is_logged(product, build, clock, caplog):
         clock.sleep(states.LEASE_SECONDS)
         assert product._runtime.decide(ABSENT_PK) is ABSENT
 
-    assert len([line for line in caplog.messages if "was built in another store" in line]) == 2
+    assert len([line for line in caplog.messages if "passes every request: its filter was built" in line]) == 2
 
 
 def test_a_store_without_an_identity_is_not_trusted(product, clock, monkeypatch):

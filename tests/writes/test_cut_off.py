@@ -87,7 +87,8 @@ class Limit:
 
 
 @pytest.fixture
-def limit(short: Guard, clock: Any) -> Iterator[Limit]:
+def limit(short: Guard, clock: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Limit]:
+    monkeypatch.setattr(isolation, "_changed", set())  # other tests set levels
     Short.objects.create(slug="old")
     connection = connections[database.current]
     with closing(_connect(connection.vendor, connection.settings_dict)) as owner, as_role():
