@@ -40,9 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     servers.stay_in_memory()
     # The tests' router names another database in each test, so it is asked each time.
     StateConnection.asked_once = StateConnection.alias  # type: ignore[attr-defined]
-    StateConnection.alias = property(  # type: ignore[assignment]
-        lambda self: getattr(self, "_alias", "") or router.db_for_write(GuardState)
-    )
+    StateConnection.alias = property(lambda self: router.db_for_write(GuardState))  # type: ignore[assignment]
     # The connection to the state rows stays open, as on a site.
     StateConnection.in_test_run = StateConnection.is_temporary  # type: ignore[attr-defined]
     StateConnection.is_temporary = False  # type: ignore[assignment]

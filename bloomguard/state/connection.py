@@ -147,8 +147,8 @@ class StateConnection:
                 except (DatabaseError, InterfaceError) as error:
                     if sqlstate_of(error.__cause__) in _CONFLICTS and self.clock() - began < seconds:
                         continue
-                    if is_locked(error) or isinstance(error, IntegrityError):
-                        raise  # an answer: the connection is not to blame
+                    if is_locked(error) or isinstance(error, IntegrityError):  # answers: the connection is sound
+                        raise
                     self.close()
                     if not reused or isinstance(error, TimedOut):
                         raise
@@ -201,8 +201,7 @@ class StateConnection:
         if current is None:
             current = connections.create_connection(self.alias)
             current.is_own = True  # type: ignore[attr-defined]  # its statements change no guard's rows
-            # Not a deep copy: of some values, such as an SSL context, there is none.
-            options = dict(configured["OPTIONS"])
+            options = dict(configured["OPTIONS"])  # no deep copy: of an SSL context, for one, there is none
             current.settings_dict = {**configured, "AUTOCOMMIT": True, "OPTIONS": options}
             if current.vendor in ("postgresql", "mysql"):
                 options.setdefault("connect_timeout", CONNECT_SECONDS)
@@ -315,6 +314,10 @@ class DatabaseConnection(StateConnection):
         if self._schema:
             connection.set_schema(self._schema)
         return connection  # type: ignore[no-any-return]
+
+    @property
+    def alias(self) -> str:
+        return self._alias
 
     def identify(self) -> str:
         """Return which server and database of PostgreSQL this is; empty if it does not say. May query."""
