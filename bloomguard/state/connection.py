@@ -35,7 +35,8 @@ _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
 #: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
-#: SQL: a row if the session's search_path was changed, which may hide tables. Not by us: but a pooler lends sessions.
+#: SQL: a row if the session's search_path was changed, which may hide tables: by another client of a pooler, unless the
+#: database backend itself does that for each tenant.
 _HAS_OTHER_PATH = "SELECT 1 FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val"
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
 _DENIED = ((1142,), (1143,))
@@ -276,7 +277,7 @@ class StateConnection:
             connection = self._open()
             _connect(connection)
             with _cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
-                if connection.vendor == "postgresql":
+                if connection.vendor == "postgresql" and not hasattr(connection, "set_schema"):
                     cursor.execute(_HAS_OTHER_PATH)
                     if cursor.fetchone() is not None:
                         return True
@@ -315,9 +316,7 @@ class DatabaseConnection(StateConnection):
             connection.set_schema(self._schema)
         return connection  # type: ignore[no-any-return]
 
-    @property
-    def alias(self) -> str:
-        return self._alias
+    alias = property(lambda self: self._alias)
 
     def identify(self) -> str:
         """Return which server and database of PostgreSQL this is; empty if it does not say. May query."""
