@@ -30,7 +30,7 @@ from .catalogue import ROW, WRITES, Catalogue
 from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
-from .sql.tokens import bare
+from .sql.tokens import are_two, bare
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
 from .tables import columns, guarded_tables
 
@@ -233,7 +233,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     """Return the guards that may have new keys after ``effects``.
 
     ``own``: the table that a statement of the ORM's writes, as its model spells it. The compiler adds the keys for the
-    guards of this table, but not for those of another model that spells the name in another way.
+    guards of this table, but not for those of another model that spells the name in another way. What the statement
+    itself writes is in no table of that name in another schema.
     """
     cache = current_cache(connection.alias)
     if not cache.tables:
@@ -252,7 +253,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     causes = [(effect, Cause(effect.name, is_direct=True, is_active=False)) for effect in written]
     causes += [(effect, Cause(effect.name, is_direct=False, is_active=active)) for effect, active in followed]
     # A partitioned table's new row is in a partition, and so in the table: the ORM's compiler adds it once.
-    is_view = catalogue is None or bare(own, cache.vendor) in catalogue.views
+    own_name = bare(own, cache.vendor)
+    is_view = catalogue is None or own_name in catalogue.views
     found: dict[Guard, Cause] = {}
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
@@ -260,7 +262,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
             found.update((guard, cause._replace(table="")) for guard in here)
         for table, guard in cache.tables.get(effect.name, ()):
             is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
-            if not is_added and may_add_key(effect, guard, table):
+            is_elsewhere = cause.is_direct and effect.name == own_name and are_two(own, table, cache.vendor)
+            if not (is_added or is_elsewhere) and may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
 

@@ -315,3 +315,36 @@ def test_a_view_or_another_spelling_of_the_table_fences(armed, way, name, is_gua
     finally:
         if name == "twin_view":
             execute("DROP VIEW twin_view")
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize("names", [('one"."item', 'two"."item'), ("item", "Item")], ids=["schemas", "cases"])
+@pytest.mark.parametrize("way", ["create", "update", "upsert"])
+def test_two_tables_of_one_name(names, way, each_database, fresh, clock):
+    """In two schemas, or in two cases on PostgreSQL: a write of one by the ORM disables no guard of the other."""
+
+    def model(name, table):
+        meta = type("Meta", (), {"app_label": "twins", "db_table": table, "managed": False})
+        fields = {"slug": models.CharField(max_length=50, unique=True), "deleted": models.BooleanField(default=False)}
+        return type(name, (models.Model,), {"__module__": __name__, "Meta": meta, **fields})
+
+    for statement in ("CREATE SCHEMA one", "CREATE SCHEMA two"):
+        execute(statement)
+    for name in names:
+        execute(f'CREATE TABLE "{name}" (LIKE shop_article INCLUDING ALL)')
+    try:
+        one, two = model("One", names[0]), model("Two", names[1])
+        with (
+            registered(one, name="one", lookup="slug") as guard,
+            registered(two, name="two", lookup="slug") as other,
+        ):
+            for each in (guard, other):
+                each.model.objects.create(slug=OLD)
+                Rebuild(each, sleep=clock.sleep).run()
+            WAYS[way](two, "new")
+
+            assert guard.verdict("new") is Verdict.ABSENT
+            assert other.verdict("new") is not Verdict.ABSENT
+    finally:
+        for statement in ("DROP SCHEMA one CASCADE", "DROP SCHEMA two CASCADE", 'DROP TABLE IF EXISTS item, "Item"'):
+            execute(statement)

@@ -159,6 +159,19 @@ def bare(table: str, vendor: str = "") -> str:
     return name.rpartition(".")[2].lower().removeprefix(ANEW)
 
 
+def are_two(one: str, other: str, vendor: str) -> bool:
+    """Return whether the names of two models, as Django quotes them, certainly mean two tables.
+
+    Their schemas differ, or on PostgreSQL their cases.
+    """
+
+    def parts(name: str) -> list[str]:
+        found = re.split(r'["`.]+', name.strip('"`'))
+        return [_stored(each, vendor) if vendor == "postgresql" else each.lower() for each in reversed(found)]
+
+    return any(mine != its for mine, its in zip(parts(one), parts(other)))  # without a schema, it may be any
+
+
 def routine(name: str, vendor: str) -> str:
     """Return the name of a function, in lower case; for MySQL and MariaDB without accents, as they take it."""
     if vendor != "mysql" or name.isascii():
