@@ -22,7 +22,7 @@ from ..guards.scopes import DATABASE, sets_schema
 from ..models import GuardState
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
 from ..rebuild.sources import identity_of, is_standby
-from ..state.connection import leave_pool
+from ..state.connection import new_connection
 from ..state.table import table
 from ..writes.catalogue import Catalogue, Flow
 from ..writes.consequences import may_add_key
@@ -230,8 +230,7 @@ def own_connection(alias: str) -> Iterator[Any]:
     if connection.vendor == "sqlite" or connection.connection is not None:
         yield connection
         return
-    own = connection.copy()
-    leave_pool(own, "checks")
+    own = new_connection(alias, "checks")
     if sets_schema(connection) and connection.schema_name:  # of a tenant, as `migrate_schemas` sets it
         own.set_schema(connection.schema_name)
     try:

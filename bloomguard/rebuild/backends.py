@@ -8,7 +8,7 @@ from typing import Any
 
 from django.db import Error
 
-from ..state.connection import leave_pool
+from ..state.connection import new_connection
 from ..writes.raw import watch
 
 _PROBE = "SELECT 1 AS bloomguard"
@@ -24,14 +24,13 @@ def doubts(connection: Any) -> Iterator[str]:
 
 def calls_wrappers(connection: Any) -> bool:
     """Return whether each statement of a new connection, as another thread has one, is seen by :func:`watch`."""
-    fresh, seen = connection.copy(), []
+    fresh, seen = new_connection(connection.alias, "probe", is_own=False), []
 
     def note(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
         if _PROBE not in str(sql):  # a backend's own, such as a SET search_path; a cursor may add a comment to ours
             return execute(sql, params, many, context)
         return seen.append(many)  # nothing is sent
 
-    leave_pool(fresh, "probe")
     with closing(fresh):
         fresh.ensure_connection()
         if watch not in fresh.execute_wrappers:

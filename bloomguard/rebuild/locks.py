@@ -19,6 +19,7 @@ from django.db import OperationalError, connections
 from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError
+from ..state.connection import new_connection
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun
@@ -108,8 +109,7 @@ def wait_for_writers(
         with connection.wrap_database_errors:  # in one call: no exception of a signal can leave the lock behind
             connection.connection.executescript("BEGIN IMMEDIATE; COMMIT")
         return
-    own: Any = connection.copy()  # the server ends its locks with it, whatever exception comes
-    own.is_own = True
+    own = new_connection(using, "barrier")  # the server ends its locks with it, whatever exception comes
     with closing(own), own.cursor() as cursor:
         # Without autocommit InnoDB locks the table too: a prepared transaction has no other lock.
         cursor.execute("SET autocommit = 0, innodb_table_locks = 1, innodb_lock_wait_timeout = 1")

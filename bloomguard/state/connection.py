@@ -200,16 +200,13 @@ class StateConnection:
             self.close()
             current = None
         if current is None:
-            current = connections.create_connection(self.alias)
-            current.is_own = True  # type: ignore[attr-defined]  # its statements change no guard's rows
-            options = dict(configured["OPTIONS"])  # no deep copy: of an SSL context, for one, there is none
-            current.settings_dict = {**configured, "AUTOCOMMIT": True, "OPTIONS": options}
+            current = new_connection(self.alias, self.pool)
+            options = current.settings_dict["OPTIONS"]
             if current.vendor in ("postgresql", "mysql"):
                 options.setdefault("connect_timeout", CONNECT_SECONDS)
             if current.vendor == "postgresql":
                 options.setdefault("tcp_user_timeout", int(1_000 * CHANGE_SECONDS))
             current.inc_thread_sharing()
-            leave_pool(current, self.pool)
             self._connection = current
             self._used_at = self.clock()
             # Before the file is opened: if another file replaces it meanwhile, the next use notices.
@@ -332,24 +329,29 @@ class DatabaseConnection(StateConnection):
         return self._alias
 
 
-def leave_pool(connection: Any, name: str) -> None:
-    """Let ``connection`` never wait for the connections of the project, which may wait for it.
+def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
+    """Return another connection to ``alias``, which never waits for those of the project, which may wait for it.
 
     Django's pool is an option, which goes. The pools of other packages are found by the alias. So while it connects it
-    has another one, and with it a pool of its own: one for each ``name`` and process, as a fork may not use its
-    parent's.
+    has another one, and with it a pool of its own: one for each ``pool`` and process, as a fork may not use its
+    parent's. ``is_own``: its statements change no guard's rows.
     """
-    connection.settings_dict["OPTIONS"].pop("pool", None)
-    alias, make = connection.alias, connection.get_new_connection
+    own: Any = connections.create_connection(alias)
+    given = connections[alias].settings_dict
+    # Not a deep copy: of some values, such as an SSL context, there is none.
+    options = {name: value for name, value in given["OPTIONS"].items() if name != "pool"}
+    own.settings_dict = {**given, "AUTOCOMMIT": True, "OPTIONS": options}
+    own.is_own, make = is_own, own.get_new_connection
 
     def get_new_connection(parameters: Any) -> Any:
-        connection.alias = f"{alias}:bloomguard-{name}-{os.getpid()}"
+        own.alias = f"{alias}:bloomguard-{pool}-{os.getpid()}"
         try:
             return make(parameters)
         finally:
-            connection.alias = alias
+            own.alias = alias
 
-    connection.get_new_connection = get_new_connection
+    own.get_new_connection = get_new_connection
+    return own
 
 
 def _connect(connection: BaseDatabaseWrapper) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 import threading
 import uuid
 from contextlib import suppress
@@ -77,6 +78,15 @@ def test_a_rebuild_holds_every_row(kind, build, clock, monkeypatch):
     assert all(guard._runtime.decide(pk) == MAYBE for pk in [*range(-51, 0), *range(1, 300), *range(600, 700)])
     assert sum(guard._runtime.decide(pk) == ABSENT for pk in range(10_000, 11_000)) > 980
     assert sum(guard._runtime.decide(pk) == ABSENT for pk in range(300, 500)) > 190
+
+
+@pytest.mark.usefixtures("each_database")
+def test_settings_that_cannot_be_copied_are_used_as_they_are(build, monkeypatch):
+    """Such as an SSL context, as a driver may take it: the connections of a rebuild have it too."""
+    Product.objects.create(pk=1)
+    monkeypatch.setitem(connections[database.current].settings_dict, "CONTEXT", ssl.create_default_context())
+
+    assert build("product").rows == 1
 
 
 @pytest.mark.usefixtures("each_database")
