@@ -35,9 +35,10 @@ _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
 #: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
-#: SQL: a row if the session's search_path was changed, which may hide tables: by another client of a pooler, unless the
-#: database backend itself does that for each tenant.
-_HAS_OTHER_PATH = "SELECT 1 FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val"
+#: SQL of PostgreSQL: a row if the table is there, or is in a schema that this session may hide: its search_path was
+#: changed, by the project or by another client of a pooler.
+_IS_OR_MAY_BE_THERE = """SELECT 1 FROM pg_class WHERE relname = %s AND (pg_table_is_visible(oid)
+    OR EXISTS (SELECT FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val))"""
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
 _DENIED = ((1142,), (1143,))
 
@@ -274,10 +275,9 @@ class StateConnection:
             connection = self._open()
             _connect(connection)
             with _cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
-                if connection.vendor == "postgresql" and not hasattr(connection, "set_schema"):
-                    cursor.execute(_HAS_OTHER_PATH)
-                    if cursor.fetchone() is not None:
-                        return True
+                if connection.vendor == "postgresql" and not hasattr(connection, "set_schema"):  # of tenants
+                    cursor.execute(_IS_OR_MAY_BE_THERE, [name])
+                    return cursor.fetchone() is not None
                 return name in connection.introspection.table_names(cursor)
 
     def adapt(self, value: Any) -> Any:

@@ -215,3 +215,23 @@ def test_a_session_whose_search_path_was_changed_does_not_lose_the_state_rows(sh
     state.table.connection.close()
     clock.now += 10
     assert short.verdict("new") is not Verdict.ABSENT
+
+
+def test_a_project_that_sets_its_search_path_may_write_before_its_migrate(short, limit, moved, clock):
+    """By a receiver, or as django-tenants does. There is no table of state rows in any schema, so none is hidden."""
+
+    def set_path(connection: Any, **kwargs: Any) -> None:
+        if connection.vendor == "postgresql":
+            connection.connection.execute("SET search_path TO public")
+
+    state.table.connection.close()
+    connection_created.connect(set_path)
+    try:
+        moved("RENAME TO it")
+        clock.now += 10
+        Short.objects.create(slug="new")
+
+        assert state.table.lease("short") is not None
+    finally:
+        connection_created.disconnect(set_path)
+        state.table.connection.close()
