@@ -32,7 +32,7 @@ from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from ..state.transactions import has_begun, is_aborted, locks_table, rolls_back_if_marked
 from .isolation import may_omit_reads
-from .observer import TransactionObserver, is_alone
+from .observer import TransactionObserver, has_changed_rows, is_alone
 
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
@@ -321,8 +321,8 @@ _SEES_COMMITTED = """
 def is_cut_off(table: StateTable, name: str, using: str) -> bool:
     """Return whether only the writer's own connection can read the state rows and fence the guard.
 
-    So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot.
-    On PostgreSQL it must not have changed state rows itself.
+    So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot,
+    nor have changed state rows itself.
     """
     connection: Any = connections[using]
     if table.connection.alias != using or connection.vendor == "sqlite" or table.lease(name) is not None:
@@ -332,7 +332,7 @@ def is_cut_off(table: StateTable, name: str, using: str) -> bool:
     if not has_begun(connection):
         return True
     if connection.vendor != "postgresql":  # each of its statements reads what is committed by then
-        return may_omit_reads(connection)
+        return may_omit_reads(connection) and not has_changed_rows(connection)
     parameters = bool(_pending(using)), connection.ops.quote_name(GuardState._meta.db_table)
     with connection.wrap_database_errors:
         return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])

@@ -67,6 +67,8 @@ class TransactionObserver:
         self.ended: list[Callable[[], object]] = []
         #: Whether the file (SQLite), or the table of the state rows (PostgreSQL), is locked against all others.
         self.is_alone = False
+        #: Whether a statement has changed state rows, on MySQL and MariaDB, which show no transaction's locks.
+        self.has_changed_rows = False
         #: Whether an error may have undone all since the last rollback to a savepoint.
         self.failed = False
         self._is_lost = False
@@ -299,6 +301,12 @@ def is_alone(connection: Any) -> bool:
     """Return whether the open transaction is known to keep all others from reading the state rows."""
     observer = TransactionObserver.of(connection)
     return observer is not None and observer.is_alone
+
+
+def has_changed_rows(connection: Any) -> bool:
+    """Return whether the open transaction is known to have changed state rows, and not by a fence."""
+    observer = TransactionObserver.of(connection)
+    return observer is not None and observer.has_changed_rows and not observer.pending_fences
 
 
 def _never_commits(sql: str) -> bool:

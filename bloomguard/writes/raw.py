@@ -76,7 +76,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     # What it may do to the session matters also if no guard's keys depend on it.
     strays.note(text, connection, cache.answered)
     isolation.note(text, connection)
-    if connection.vendor == "sqlite" and _changes_state_rows(text, connection):
+    if connection.vendor in ("sqlite", "mysql") and _changes_state_rows(text, connection):
         state_rows.before_change(connection.alias)
     if _is_harmless(sql, own, cache, connection):
         return execute(sql, params, many, context)

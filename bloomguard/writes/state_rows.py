@@ -68,8 +68,10 @@ def _deleting(sender: type[GuardState], names: Iterable[str], using: str, **kwar
 
 
 def before_change(using: str) -> None:
-    """On SQLite, record the committed state rows: the project's transaction is about to change some."""
+    """Record that the project's transaction is about to change state rows; on SQLite, also the committed ones."""
     table, connection = states.table, connections[using]
+    if connection.vendor == "mysql" and table.connection.alias == using and has_begun(connection):
+        TransactionObserver.over(connection).has_changed_rows = True
     if locks_out(table, using) and has_begun(connection):
         with suppress(DatabaseError):  # the project's statement meets the same error, or makes the table
             lock_file(connection, GuardState._meta.db_table)
