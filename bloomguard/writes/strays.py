@@ -28,10 +28,13 @@ def note(text: str, connection: Any, tables: Collection[str]) -> None:
     vendor = connection.vendor
     if not tables:
         return
-    if (vendor == "mysql" and _ELSEWHERE.search(text) is not None) or (
-        _may_be_temporary(text) and _hides_one(text, vendor, tables)
-    ):
+    if (vendor == "mysql" and _leads_elsewhere(text)) or (_may_be_temporary(text) and _hides_one(text, vendor, tables)):
         strayed.add(connection.alias)
+
+
+def _leads_elsewhere(text: str) -> bool:
+    lower = text.lower()  # as below
+    return ("use" in lower or "system_versioning" in lower) and _ELSEWHERE.search(text) is not None
 
 
 def _may_be_temporary(text: str) -> bool:
