@@ -28,6 +28,7 @@ from bloomguard.lookups.context import guarded_lookups
 from bloomguard.models import GuardState
 from bloomguard.testing import GuardTestMixin, _Keys, assert_blocked, assert_passes, guards_armed, guards_off
 from bloomguard.verdicts import ABSENT, COLD, Verdict
+from bloomguard.writes import consequences
 from tests.conftest import forget
 from tests.shop import views
 from tests.shop.models import Article, Place, Product
@@ -220,6 +221,16 @@ def test_rows_that_are_written_in_a_block_are_known_after_it(transactional_db, b
             Product.objects.filter(pk=9).delete()
         assert [guard.verdict(pk) for pk in (7, 8, 10)] == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
         assert registry["product"].verdict(8) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
+def test_the_first_raw_sql_of_a_process_fences(db, block):
+    """No catalogue is known yet, and the database has no state rows: but those of the test are what counts."""
+    with guards_armed():
+        consequences.caches.clear()
+        with block(), connection.cursor() as cursor:
+            cursor.execute("INSERT INTO shop_product (id, name) VALUES (7, 'raw')")
+        assert registry["product"].verdict(7) is Verdict.UNKNOWN
 
 
 @NESTED

@@ -99,7 +99,7 @@ class HeldFences:
         if table.clock() - self._since >= IDLE_SECONDS:
             is_read = table.renew(after=table.clock())
             guards = {**self.find_more(), **self.reasons}
-            fence_soon(guard for guard in guards if not is_read or table.known(guard.name).takes_adds)
+            fence_soon(guard for guard in guards if not is_read or table_of(guard).known(guard.name).takes_adds)
 
 
 def hold(reasons: Mapping[Guard, str], connection: Any) -> None:
