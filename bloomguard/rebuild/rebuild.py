@@ -69,8 +69,7 @@ class Rebuild:
         self._stored: Sequence[str] = ()
         self._seen = State(guard.name)
         self._mine: State | None = None
-        self._seconds = 0.0
-        self._expected = KeysSummary(count=0)
+        self._seconds, self._expected = 0.0, KeysSummary(count=0)
         self._checks: list[PublishCheck] = []
         self.published = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
@@ -122,6 +121,7 @@ class Rebuild:
     def _refuse(self, fence: Callable[[str], None]) -> None:
         found = list(refusals.declaration_refusals(self.guard))
         for source in self.sources:
+            self._send_heartbeats()  # each takes some 10 ms, and there may be thousands
             found += refusals.database_refusals(self.guard, source.connection)
         if found := list(dict.fromkeys(found)):
             fence("; ".join(each.reason for each in found))

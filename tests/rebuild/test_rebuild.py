@@ -17,7 +17,7 @@ from django.utils import timezone
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.guards import Guard, registry
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, locks, run_all, verify
+from bloomguard.rebuild import Rebuild, locks, refusals, run_all, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
@@ -712,6 +712,25 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     Rebuild(registry["product"], progress=progress, sleep=lambda seconds: None, clock=clock).run()
 
     assert [beat - began for beat in beats] == [10.0 * number for number in range(1, 11)]
+
+
+def test_a_builder_beats_while_it_looks_for_reasons_to_refuse(built, clock, monkeypatch):
+    """There may be thousands of tenants to look at between the announcement and the scan."""
+    seen, look = [], refusals.declaration_refusals
+    rebuild = Rebuild(registry["product"], sleep=lambda seconds: None, clock=clock)
+    fill = rebuild._fill
+
+    def slow(guard):
+        clock.now += 11
+        return look(guard)
+
+    monkeypatch.setattr(refusals, "declaration_refusals", slow)
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: seen.append("beat"))
+    monkeypatch.setattr(rebuild, "_fill", lambda *given: seen.append("scan") or fill(*given))
+
+    rebuild.run()
+
+    assert seen == ["beat", "scan"]
 
 
 def test_a_beat_that_fails_ends_no_build(built, clock, monkeypatch):
