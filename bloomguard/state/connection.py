@@ -35,8 +35,7 @@ _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
 #: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
-#: SQL of PostgreSQL: a row if the table is there, or is in a schema that this session may hide: its search_path was
-#: changed, by the project or by another client of a pooler.
+#: SQL: a row if the table is there, or in a schema that a changed search_path may hide: another client's, in a pooler.
 _IS_OR_MAY_BE_THERE = """SELECT 1 FROM pg_class WHERE relname = %s AND (pg_table_is_visible(oid)
     OR EXISTS (SELECT FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val))"""
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.
@@ -333,8 +332,7 @@ def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
     """Return another connection to ``alias``, which never waits for those of the project, which may wait for it.
 
     Django's pool is an option, which goes. The pools of other packages are found by the alias. So while it connects it
-    has another one, and with it a pool of its own: one for each ``pool`` and process, as a fork may not use its
-    parent's. ``is_own``: its statements change no guard's rows.
+    has another one, and with it a ``pool`` of its own in each process. ``is_own``: it changes no guard's rows.
     """
     own: Any = connections.create_connection(alias)
     given = connections[alias].settings_dict
