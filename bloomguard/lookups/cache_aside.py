@@ -1,17 +1,18 @@
 """Cache-aside in one call: ask the filter, then Django's cache, then load the value once for all waiting callers.
 
-A caller that finds no value claims the key, by an entry that only one caller can ``add``, and loads. All others wait:
-threads, tasks of an event loop, and other processes that share the cache. They ask the cache again until it has the
-value, or until they can claim the key themselves.
+A *flight* is one load of one key; other callers for that key wait for it (single-flight). Within a process, the flights
+are kept here. Between processes that share a cache, an entry made by ``cache.add`` marks a key that is being loaded.
 
 - A loaded value is cached for ``timeout`` seconds minus up to a tenth, so that entries made together do not expire
   together. ``None`` is not cached, so a flood of IDs that do not exist does not fill the cache.
-- After a load that returned ``None`` or raised, the next waiting caller loads: the row may have been created since, and
-  an exception goes only to the caller that ran the load.
+- A load that returns ``None`` answers only the callers that were waiting when it began, because the row may have been
+  created since. Later callers wait for the next load. In a transaction it answers its own caller alone. A caller in a
+  transaction loads for itself, because that may see a row that the others do not.
 - Values that the filter has under one key, but that the database may tell apart, as with ``normalize``, each have an
   entry and loads of their own: what is loaded for one may be another row than that of the other.
-- A claim ends after ``patience``, so one that hangs or has died is waited for no longer. A caller that has waited twice
-  ``patience`` loads without a claim.
+- An exception goes only to the caller that ran the load. The next waiting caller tries again itself.
+- No caller waits longer than twice ``patience``. A flight older than ``patience`` is abandoned: the next caller to
+  arrive, or to run out of patience, loads instead. A caller that has waited twice ``patience`` loads for itself alone.
 - If the cache fails, the error is logged once and the value is loaded.
 """
 
@@ -23,23 +24,27 @@ import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from concurrent import futures
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
+from django.db import connections
 
 from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import LogOnce, seconds
+from ..process import LogOnce, after_fork, own_lock, seconds
+from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .misses import confirm_missing
 
-#: Seconds between two looks into the cache while another caller loads: each is twice as long as the one before.
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.1
+#: Seconds between two reads of the cache while another process loads.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
+_MISSING: Any = object()
 _WITHOUT = "bloomguard loads values without the cache because the cache failed"
 _log = LogOnce()
 T = TypeVar("T")
@@ -79,7 +84,7 @@ def get_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    found: T | None = _get(_Call(caches[cache], _key(guard, value), lambda: load(value), timeout, patience))
+    found: T | None = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         confirm_missing(guard, value)
@@ -102,7 +107,10 @@ async def aget_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    found: T | None = await _aget(_Call(caches[cache], _key(guard, scoped), lambda: load(value), timeout, patience))
+    scope = cache, asyncio.get_running_loop()
+    found: T | None = await _aget(
+        _Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience)
+    )
     if found is None and decision.verdict is Verdict.MAYBE:
         await sync_to_async(confirm_missing)(guard, scoped)
     return found
@@ -127,35 +135,72 @@ def _key(guard: Guard, value: Any) -> str | None:
 # -- one load for all callers
 
 
+@dataclass(eq=False)
+class Flight:
+    """One load. ``done`` is a future of threads or of an event loop; ``result`` is ``_MISSING`` if there is none."""
+
+    began: float
+    done: Any
+    result: Any = _MISSING
+
+
 @dataclass
 class _Call:
-    """One call: its cache and key, how to load, and how long to keep the value and to wait for others."""
+    """One call: its cache and key, how to load, and how long to keep the value and to wait for others.
+
+    Callers of one ``scope`` can wait for each other: threads, or the tasks of one event loop. The scope has the alias
+    of the cache too, because two caches may get different values for one key.
+    """
 
     cache: Any
+    scope: Any
     key: str | None
     load: Callable[[], Any]
     timeout: float | None
     patience: float
-
-    def __post_init__(self) -> None:
-        #: The entry of the caller that loads, and what it contains if that is this one.
-        self.claim, self.token = f"{self.key}:loading", secrets.token_hex(8)
-        self._deadline, self._pause = seconds() + 2 * self.patience, _FIRST_PAUSE
-
-    def is_out_of_patience(self) -> bool:
-        """Return whether the caller has waited for twice ``patience``."""
-        return seconds() >= self._deadline
-
-    def next_pause(self) -> float:
-        """Return the seconds until the cache is asked again."""
-        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
-        return pause
 
     def jittered(self) -> float | None:
         """Return the timeout minus up to a tenth."""
         if self.timeout is None or self.timeout <= 0:
             return self.timeout
         return self.timeout - random.randint(0, int(self.timeout) // 10)  # noqa: S311  # no secret
+
+
+class Flights:
+    """The loads under way in this process, by scope and cache key."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[Any, str | None], Flight] = {}
+        self._lock = own_lock(self, "_lock")
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        self._under_way = {}  # the parent's threads do not run in this process
+
+    def join(self, call: _Call, now: float, future: Callable[[], Any]) -> tuple[Flight, bool]:
+        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
+        with self._lock:
+            flight = self._under_way.get((call.scope, call.key))
+            if flight is not None and now - flight.began < call.patience:
+                return flight, False
+            flight = self._under_way[call.scope, call.key] = Flight(now, future())
+            return flight, True
+
+    def land(self, call: _Call, flight: Flight, result: Any) -> None:
+        """End the flight and wake all callers that wait for it."""
+        with self._lock:
+            if self._under_way.get((call.scope, call.key)) is flight:
+                del self._under_way[call.scope, call.key]
+        flight.result = result
+        flight.done.set_result(None)
+
+
+flights = Flights()
+
+
+def _is_in_transaction() -> bool:
+    """Return whether a load in this thread may see other rows than those of others: an older snapshot, own writes."""
+    return any(map(has_begun, connections.all(initialized_only=True)))
 
 
 # -- for threads; below, the same for tasks of an event loop
@@ -168,21 +213,49 @@ def _get(call: _Call) -> Any:
     """
     if call.key is None:
         return _load(call)
-    found = _try(call.cache, "get", call.key)
-    if found is not None:
+    if (found := _try(call.cache, "get", call.key)) is not None:
         return found
-    try:  # a caller that is interrupted while it claims may have made the claim
-        while not _try(call.cache, "add", call.claim, call.token, call.patience, otherwise=True):
-            if call.is_out_of_patience():
+    arrived = seconds()
+    deadline = arrived + 2 * call.patience
+    while (now := seconds()) < deadline:
+        flight, is_mine = flights.join(call, now, futures.Future)
+        if is_mine:
+            shared = _MISSING
+            try:
+                found = _load_for_all(call)
+                if found is not None or not _is_in_transaction():
+                    shared = found
+            finally:
+                flights.land(call, flight, shared)
+            return found
+        futures.wait([flight.done], min(flight.began + call.patience, deadline) - now)
+        result = flight.result
+        if result is None and flight.began >= arrived and not _is_in_transaction():
+            return None
+        if result is not None and result is not _MISSING:
+            # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
+            found = _try(call.cache, "get", call.key)
+            return result if found is None else found
+    return _load(call)
+
+
+def _load_for_all(call: _Call) -> Any:
+    """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
+    token, claim = secrets.token_hex(8), f"{call.key}:loading"
+    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
+    try:
+        while not _try(call.cache, "add", claim, token, call.patience, otherwise=True):
+            if seconds() >= deadline:
                 return _load(call)
-            time.sleep(call.next_pause())
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
             if (found := _try(call.cache, "get", call.key)) is not None:
                 return found
-        found = _try(call.cache, "get", call.key)  # another caller may have cached it before our claim
+        found = _try(call.cache, "get", call.key)  # another process may have cached it before our claim
         return _load(call) if found is None else found
     finally:
-        if _try(call.cache, "get", call.claim) == call.token:
-            _try(call.cache, "delete", call.claim)
+        if _try(call.cache, "get", claim) == token:
+            _try(call.cache, "delete", claim)
 
 
 def _load(call: _Call) -> Any:
@@ -210,21 +283,47 @@ def _try(cache: Any, operation: str, *args: Any, otherwise: Any = None) -> Any:
 async def _aget(call: _Call) -> Any:
     if call.key is None:
         return await _aload(call)
-    found = await _atry(call.cache, "aget", call.key)
-    if found is not None:
+    if (found := await _atry(call.cache, "aget", call.key)) is not None:
         return found
-    try:
-        while not await _atry(call.cache, "aadd", call.claim, call.token, call.patience, otherwise=True):
-            if call.is_out_of_patience():
+    arrived = seconds()
+    deadline = arrived + 2 * call.patience
+    while (now := seconds()) < deadline:
+        flight, is_mine = flights.join(call, now, asyncio.get_running_loop().create_future)
+        if is_mine:
+            shared = _MISSING
+            try:
+                found = await _aload_for_all(call)
+                if found is not None or not await sync_to_async(_is_in_transaction)():
+                    shared = found
+            finally:
+                flights.land(call, flight, shared)
+            return found
+        await asyncio.wait([flight.done], timeout=min(flight.began + call.patience, deadline) - now)
+        result = flight.result
+        if result is None and flight.began >= arrived and not await sync_to_async(_is_in_transaction)():
+            return None
+        if result is not None and result is not _MISSING:
+            found = await _atry(call.cache, "aget", call.key)
+            return result if found is None else found
+    return await _aload(call)
+
+
+async def _aload_for_all(call: _Call) -> Any:
+    token, claim = secrets.token_hex(8), f"{call.key}:loading"
+    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
+    try:  # a task that is cancelled while it claims may have made the claim
+        while not await _atry(call.cache, "aadd", claim, token, call.patience, otherwise=True):
+            if seconds() >= deadline:
                 return await _aload(call)
-            await asyncio.sleep(call.next_pause())
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
             if (found := await _atry(call.cache, "aget", call.key)) is not None:
                 return found
         found = await _atry(call.cache, "aget", call.key)
         return await _aload(call) if found is None else found
     finally:
-        if await _atry(call.cache, "aget", call.claim) == call.token:
-            await _atry(call.cache, "adelete", call.claim)
+        if await _atry(call.cache, "aget", claim) == token:
+            await _atry(call.cache, "adelete", claim)
 
 
 async def _aload(call: _Call) -> Any:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
 from django.core.cache import caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.db import connections
+from django.db import connections, transaction
 
 from bloomguard.guards import meta, registry
 from bloomguard.guards.meta import GuardMeta
@@ -60,12 +61,6 @@ def shop(build, settings):
     caches["default"].clear()
 
 
-@pytest.fixture
-def claim(shop):
-    """The entry that says that somebody is loading product 7."""
-    return f"{cache_key('product', 7)}:loading"
-
-
 class Loader:
     """Notes its calls, and how many were under way at once; ``script`` says what each does, the last one for good."""
 
@@ -97,25 +92,9 @@ def fail(value):
     raise RuntimeError("oops")
 
 
-@pytest.fixture
-def waiting(monkeypatch):
-    """Return ``waiting(number)``: it returns when so many threads have found that another one loads."""
-    add, threads, changed = LocMemCache.add, set(), threading.Condition()
-
-    def noted(self, *args, **kwargs):
-        is_added = add(self, *args, **kwargs)
-        if not is_added:
-            with changed:
-                threads.add(threading.get_ident())
-                changed.notify_all()
-        return is_added
-
-    def wait(number):
-        with changed:
-            assert changed.wait_for(lambda: len(threads) >= number, 60)
-
-    monkeypatch.setattr(LocMemCache, "add", noted)
-    return wait
+def waited(monkeypatch, wait):
+    """Let threads wait for another's load by ``wait``."""
+    monkeypatch.setattr(cache_aside, "futures", SimpleNamespace(Future=futures.Future, wait=wait))
 
 
 def load_elsewhere(*args, **kwargs):
@@ -155,19 +134,31 @@ def acrowd(call, size=CROWD):
 # -- one load
 
 
-def test_threads_share_one_load(shop, waiting):
-    """Two hundred who want one cold key cause one load."""
-    loader = Loader(lambda value: waiting(CROWD - 1) or {"name": "tea"})
+@pytest.mark.parametrize("cache", ["default", "none"])
+def test_threads_share_one_load(shop, cache, monkeypatch):
+    """Two hundred who want one cold key cause one load, even where nothing is cached."""
+    waiting, wait = threading.Semaphore(0), futures.wait
+    waited(monkeypatch, lambda *args: waiting.release() or wait(*args))
 
-    assert crowd(lambda: get_or_load("product", 7, loader, patience=60)) == [{"name": "tea"}] * CROWD
+    def load(value):
+        """Takes until all the others wait for it."""
+        assert all(waiting.acquire(timeout=60) for _ in range(CROWD - 1))
+        return {"name": "tea"}
+
+    loader = Loader(load)
+
+    assert crowd(lambda: get_or_load("product", 7, loader, cache=cache, patience=60)) == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
-def test_tasks_share_one_load(shop):
+@pytest.mark.parametrize("cache", ["default", "none"])
+def test_tasks_share_one_load(shop, cache):
     """The same on an event loop."""
     loader = Loader({"name": "tea"})
 
-    assert acrowd(lambda: aget_or_load("product", 7, loader.later, patience=60)) == [{"name": "tea"}] * CROWD
+    found = acrowd(lambda: aget_or_load("product", 7, loader.later, cache=cache, patience=60))
+
+    assert found == [{"name": "tea"}] * CROWD
     assert loader.calls == 1
 
 
@@ -260,8 +251,8 @@ def missing(value):
 
 @pytest.mark.parametrize("nothing", [None, missing])
 def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
-    """``None`` and ``DoesNotExist`` are None, and fill no cache. Those who wait look one after the other."""
-    loader = Loader(lambda value: nothing and nothing(value))
+    """``None`` and ``DoesNotExist`` are None for all who wait, and fill no cache."""
+    loader = Loader(lambda value: (threading.Event().wait(0.1) and None) or (nothing and nothing(value)))
 
     assert crowd(lambda: get_or_load("product", 7, loader, patience=60), 20) == [None] * 20
     assert acrowd(lambda: aget_or_load("product", 7, Loader(nothing).later, patience=60), 20) == [None] * 20
@@ -269,17 +260,108 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
     assert loader.most == 1
 
 
-def test_nothing_is_no_answer_for_who_came_during_the_load(shop, waiting):
+def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
     """The row may have been made after the load had looked, and before they asked."""
-    looked = threading.Event()
-    loader = Loader(lambda value: looked.set() or waiting(1), "tea")
+    looked, waiting, made = threading.Event(), threading.Event(), threading.Event()
+    loader = Loader(lambda value: looked.set() or (made.wait(60) and None), "tea")
+    wait = futures.wait
+    waited(monkeypatch, lambda *args: waiting.set() or wait(*args))
 
     with ThreadPoolExecutor(2) as pool:
-        first = pool.submit(load_elsewhere, 7, loader, patience=60)
+        first = pool.submit(load_elsewhere, 7, loader, patience=120)
         assert looked.wait(60)
-        second = pool.submit(load_elsewhere, 7, loader, patience=60)
+        second = pool.submit(load_elsewhere, 7, loader, patience=120)
+        assert waiting.wait(60)
+        made.set()
 
         assert (first.result(60), second.result(60)) == (None, "tea")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_in_a_transaction_is_no_answer_for_others(shop, monkeypatch):
+    """It may read a snapshot that is older than the row, so each caller looks for itself."""
+    size = 5
+    waiting, wait = threading.Semaphore(0), futures.wait
+    waited(monkeypatch, lambda *args: waiting.release() or wait(*args))
+    left = iter(range(size - 1, -1, -1))  # each load ends when all who are left wait for it
+    loader = Loader(lambda value: all(waiting.acquire(timeout=60) for _ in range(next(left))) and None)
+
+    def load():
+        with transaction.atomic():
+            return get_or_load("product", 7, loader, patience=60)
+
+    assert crowd(load, size) == [None] * size
+    assert loader.calls == size
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_in_a_transaction_is_no_answer_for_others_on_a_loop_either(shop, monkeypatch):
+    """The transaction is that of a thread which waits for the task."""
+    size, waiting, calls = 3, [], []
+
+    def wait(given, timeout):
+        waiting.append(given)
+        return asyncio.wait(given, timeout=timeout)
+
+    monkeypatch.setattr(cache_aside, "asyncio", SimpleNamespace(**{**vars(asyncio), "wait": wait}))
+
+    async def load(value):
+        calls.append(value)
+        while len(waiting) < size - len(calls):  # it ends when all who are left wait for it
+            await asyncio.sleep(0.001)
+        waiting.clear()
+
+    def look():
+        try:
+            with transaction.atomic():
+                return async_to_sync(aget_or_load)("product", 7, load, patience=60)
+        finally:
+            connections.close_all()
+
+    async def request():
+        async with ThreadSensitiveContext():  # as under ASGI
+            return await sync_to_async(look)()
+
+    async def scene():
+        return await asyncio.gather(*(request() for _ in range(size)))
+
+    assert asyncio.run(scene()) == [None] * size
+    assert len(calls) == size
+
+
+@pytest.mark.django_db(transaction=True)
+def test_nothing_found_by_others_is_no_answer_in_a_transaction(shop, monkeypatch):
+    """It may have written the row, which no other transaction sees."""
+    began, waiting, wait = [threading.Event(), threading.Event()], threading.Semaphore(0), futures.wait
+    writer = threading.local()
+
+    def load(value):
+        """Finds nothing: the first time while two callers wait, then while the one in a transaction does."""
+        number = int(began[0].is_set())
+        began[number].set()
+        assert all(waiting.acquire(timeout=60) for _ in range(2 - number))
+
+    def wait_for_second(*args):
+        waiting.release()
+        wait(*args)
+        if hasattr(writer, "is_me"):
+            assert began[1].wait(60)
+
+    def load_in_transaction():
+        writer.is_me = True
+        try:
+            with transaction.atomic():
+                return get_or_load("product", 7, lambda value: "tea", patience=60)
+        finally:
+            connections.close_all()
+
+    waited(monkeypatch, wait_for_second)
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(load_elsewhere, 7, load, patience=60)
+        assert began[0].wait(60)
+        others = [pool.submit(load_elsewhere, 7, load, patience=60), pool.submit(load_in_transaction)]
+
+        assert [each.result(60) for each in (first, *others)] == [None, None, "tea"]
 
 
 def folding(monkeypatch, way):
@@ -349,26 +431,27 @@ def test_a_number_that_no_column_holds_has_no_other_numbers_entry(shop):
     assert [get_or_load("product", each, lambda value: None) for each in (2**64 - 7, str(2**64 - 7))] == [None, None]
 
 
-def test_a_cancelled_task_does_not_go_on(shop, claim):
-    """And the one that it waits for keeps its claim."""
+def test_a_cancelled_task_does_not_go_on(shop, monkeypatch):
+    """Also if what it waits for comes in the same turn of the loop."""
 
     async def scene():
-        begun, may_end = asyncio.Event(), asyncio.Event()
+        may_end = asyncio.Event()
 
         async def load(value):
-            begun.set()
             await may_end.wait()
             return "tea"
 
         first = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
-        await begun.wait()
+        while not cache_aside.flights._under_way:
+            await asyncio.sleep(0.001)
         waiting = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
-        await asyncio.sleep(0.02)
-        waiting.cancel()
+        [flight] = cache_aside.flights._under_way.values()
+        while not flight.done._callbacks:
+            await asyncio.sleep(0.001)
+        flight.done.add_done_callback(lambda _: waiting.cancel())
+        may_end.set()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-        assert caches["default"].get(claim) is not None
-        may_end.set()
         return await first
 
     assert asyncio.run(scene()) == "tea"
@@ -448,23 +531,60 @@ def test_an_exception_is_nobodys_result_on_a_loop_either(shop):
     assert (loader.calls, loader.most) == (4, 1)
 
 
-def test_a_load_that_hangs_holds_up_nobody_for_long(shop):
-    """When patience is over one of those who wait loads in its place."""
+@pytest.fixture
+def hurry(monkeypatch, clock):
+    """Return ``hurry(is_hopeless)``: who waits for an event that is hopeless loses patience at once, on its own clock.
+
+    All who wait for one event move the clock once: it would overtake those who wait for another. Whoever sleeps, for
+    another process, moves it only when so many ``others`` wait for an event that is not hopeless.
+    """
+    wait, lock, until, waiting = futures.wait, threading.Lock(), {}, threading.Semaphore(0)
+
+    def start(is_hopeless, others=0):
+        def sleep(seconds):
+            nonlocal others
+            while others:
+                waiting.acquire()
+                others -= 1
+            clock.sleep(seconds)
+
+        monkeypatch.setattr(cache_aside, "seconds", clock)
+        monkeypatch.setattr(cache_aside, "time", SimpleNamespace(sleep=sleep))
+
+        def waits(given, seconds):
+            [future] = given
+            if is_hopeless(future):
+                with lock:
+                    clock.sleep(max(until.setdefault(future, clock() + seconds) - clock(), 0))
+            else:
+                waiting.release()
+                wait([future], 60)
+
+        waited(monkeypatch, waits)
+
+    return start
+
+
+def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
+    """When patience is over one of those who wait loads in its place, and whoever comes later waits for nobody."""
     hang, hanging = threading.Event(), threading.Event()
     loader = Loader(lambda value: hanging.set() or hang.wait(60), "tea")
-    stuck = threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"patience": 0.5})
+    stuck = threading.Thread(target=load_elsewhere, args=(7, loader))
     stuck.start()
     assert hanging.wait(60)
+    [flight] = cache_aside.flights._under_way.values()
+    hurry(lambda future: future is flight.done, others=49)
 
-    found = crowd(lambda: get_or_load("product", 7, loader, patience=30), 50)
+    found = crowd(lambda: get_or_load("product", 7, loader), 50)
 
     assert found == ["tea"] * 50
     assert loader.calls == 2
+    assert get_or_load("product", 7, loader) == "tea"
     hang.set()
     stuck.join()
 
 
-def test_loads_that_all_hang_let_everybody_load(shop):
+def test_loads_that_all_hang_let_everybody_load(shop, hurry):
     """Nobody waits longer than twice the patience for others."""
     hang, hanging = threading.Event(), threading.Semaphore(0)
 
@@ -472,7 +592,9 @@ def test_loads_that_all_hang_let_everybody_load(shop):
         hanging.release()
         return hang.wait(60)
 
-    threads = [threading.Thread(target=load_elsewhere, args=(7, stick), kwargs={"patience": 0.1}) for _ in range(5)]
+    hurry(lambda future: True)
+    loader = Loader(stick)
+    threads = [threading.Thread(target=load_elsewhere, args=(7, loader), kwargs={"cache": "none"}) for _ in range(5)]
     for thread in threads:
         thread.start()
 
@@ -523,6 +645,12 @@ def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
 
 
 # -- between processes
+
+
+@pytest.fixture
+def claim(shop):
+    """The entry that says that somebody is loading product 7."""
+    return f"{cache_key('product', 7)}:loading"
 
 
 def test_what_another_process_loads_is_waited_for(shop, claim, monkeypatch):
@@ -583,6 +711,20 @@ def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, s
         return await caches["default"].aget(claim)
 
     assert asyncio.run(scene()) is None
+
+
+def test_a_child_lands_none_of_its_parents_flights(shop):
+    """After a fork nobody waits for threads that are not there."""
+    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5)
+    flight, mine = flights.join(call, 0, futures.Future)
+    assert mine
+    assert flights.join(call, 1, futures.Future) == (flight, False)
+
+    flights._after_fork()
+
+    assert flights.join(call, 1, futures.Future)[1]
+    flights.land(call, flight, None)  # of an older flight: the one under way stays
+    assert not flights.join(call, 1, futures.Future)[1]
 
 
 # -- keys and times

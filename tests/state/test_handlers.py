@@ -12,12 +12,14 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from django.core.cache import caches
 from django.db import connections, transaction
 
 from bloomguard import get_or_load, process
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import Schemas
+from bloomguard.lookups.cache_aside import Flights
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
@@ -56,6 +58,11 @@ def write_first():
     Product.objects.create()
 
 
+def load():
+    caches["default"].clear()
+    get_or_load("product", PK, lambda pk: "row")
+
+
 def remember(*keys: bytes):
     """As the guard does after a query has found no row."""
     active = registry["product"]._runtime.active_filter
@@ -85,6 +92,7 @@ SECTIONS: dict[str, tuple[list[Any], Callable[[], object]]] = {
     ),
     "schemas": ([Schemas.of, Schemas._read], ask_first),
     "definitions": ([Definitions.changed, Definitions.are_changing, Definitions._advance], change_definitions),
+    "flights": ([Flights.join, Flights.land], load),
     "counts": ([type(counts).read], counts.read),
 }
 
