@@ -92,11 +92,11 @@ class LogOnce:
             self._logged.add(kind)
             logger.error(message, *args, exc_info=error)
 
-    def warning(self, message: str, *args: object) -> None:
+    def warning(self, message: str, *args: object, level: int = logging.WARNING) -> None:
         """Log a warning, once with these ``args``, and without a traceback: that may contain an ID."""
         if (message, *args) not in self._logged:
             self._logged.add((message, *args))
-            logger.warning(message, *args)
+            logger.log(level, message, *args)
 
     def forget(self) -> None:
         """Forget what was logged, as in a new process."""

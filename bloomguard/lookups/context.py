@@ -7,6 +7,7 @@ queue and management commands have none, and their queries go to the database.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -212,7 +213,7 @@ def compare_status(guard: Guard, value: Any, status: int) -> None:
 
 def _count_harm(guard: Guard, what: str) -> None:
     guard._runtime.counters[WOULD_HARM]()
-    _log.warning("bloomguard: guard %s in shadow mode: %s", guard.name, what)
+    _log.warning("bloomguard: guard %s in shadow mode: %s", guard.name, what, level=logging.ERROR)
 
 
 def _filter_denies(guard: Guard, value: Any) -> bool:

@@ -94,7 +94,7 @@ def test_what_would_have_been_blocked_is_counted(browser, guard):  # noqa: F811
 
 
 def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, caplog):  # noqa: F811
-    """A row that no sync saw, or a view that answers without one: counted each time, said now and then, without key."""
+    """A row that no sync saw, or a view that answers without one: counted each time, an error once, without key."""
     context._log.forget()
     before = counted(counts.WOULD_HARM)
     insert_unseen("shop_product", id=4321, name="x")
@@ -103,6 +103,7 @@ def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, 
 
     assert counted(counts.WOULD_HARM) == before + 2
     assert caplog.text.count("would have answered 404 in place of 200") == 1
+    assert {each.levelname for each in caplog.records if "in shadow mode" in each.getMessage()} == {"ERROR"}
     assert "4321" not in "".join(record.getMessage() for record in caplog.records if record.name == "bloomguard")
 
 
