@@ -258,6 +258,7 @@ def test_nothing_is_an_answer_and_is_not_cached(shop, nothing):
     assert acrowd(lambda: aget_or_load("product", 7, Loader(nothing).later, patience=60), 20) == [None] * 20
     assert list(caches["default"]._cache) == []
     assert loader.most == 1
+    assert loader.calls < 20  # one after the other, they would wait longer than for their own loads
 
 
 def test_nothing_is_no_answer_for_who_came_during_the_load(shop, monkeypatch):
