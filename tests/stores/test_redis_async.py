@@ -472,6 +472,27 @@ def test_a_loop_that_was_held_up_still_reads_its_replies(make_store, proxy, monk
     assert not store._reads.server.breaker._failures
 
 
+def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, proxy, monkeypatch):
+    """Whoever waits for the connection passes, and nobody else: the breaker, which threads share, stays closed."""
+    store = make_store(proxy.url)
+    made = built(store)
+
+    async def held_up():
+        sleep = leap(monkeypatch)
+        proxy.mode, before = "late", proxy.received
+        tasks = [asyncio.create_task(made.amight_contain(key(NUMBERS[0]))) for _ in range(10)]
+        await soon(lambda: proxy.received >= before + 10)
+        sleep(61)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    found = asyncio.run(held_up())
+
+    assert ["was blocked" in str(each) for each in found] == [True] * 10
+    assert not store._reads.server.breaker._failures
+    proxy.mode = "pass"
+    assert made.might_contain(key(NUMBERS[0]))
+
+
 def _ask_in_child(made, answers):
     answers.put(asyncio.run(made.amight_contain(key(NUMBERS[0]))))
 

@@ -143,11 +143,24 @@ class AsyncLink:
         try:
             if not is_open:
                 await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
-            await own.pool.ensure_connection(connection)
+            await self._connect(own.pool, connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         return connection
+
+    async def _connect(self, pool: Any, connection: Any) -> None:
+        """Connect if needed. If the loop was blocked meanwhile, a timeout does not count against the server."""
+        if connection.is_connected:
+            await pool.ensure_connection(connection)
+            return
+        with _StallDetector(self._timeout) as detector:
+            try:
+                await pool.ensure_connection(connection)
+            except redis.TimeoutError as error:
+                if detector.stalled:
+                    raise StoreUnavailable("the event loop was blocked while it connected") from error
+                raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
@@ -285,3 +298,27 @@ class _ReplyTimeout:
         self._timer.cancel()
         if self._expired and not isinstance(error, asyncio.CancelledError):
             raise redis.TimeoutError("no reply in time") from error
+
+
+class _StallDetector:
+    """Context manager whose ``stalled`` is set if the loop was blocked for ``seconds`` without a break."""
+
+    def __init__(self, seconds: float) -> None:
+        self._pause = seconds / 5
+        self._max_delay = seconds - self._pause
+        self._loop = asyncio.get_running_loop()
+        self.stalled = False
+
+    def __enter__(self) -> _StallDetector:
+        self._wait()
+        return self
+
+    def _wait(self) -> None:
+        self._timer = self._loop.call_later(self._pause, self._tick)
+
+    def _tick(self) -> None:
+        self.stalled = self.stalled or self._loop.time() - self._timer.when() >= self._max_delay
+        self._wait()
+
+    def __exit__(self, *exception: object) -> None:
+        self._timer.cancel()
