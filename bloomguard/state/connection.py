@@ -300,10 +300,11 @@ class DatabaseConnection(StateConnection):
     """
 
     pool = "catalogue"
+    alias = ""
 
     def __init__(self, alias: str, schema: str = "") -> None:
         super().__init__()
-        self._alias = alias
+        self.alias = alias
         self._schema = schema
 
     def _open(self) -> BaseDatabaseWrapper:
@@ -311,8 +312,6 @@ class DatabaseConnection(StateConnection):
         if self._schema:
             connection.set_schema(self._schema)
         return connection  # type: ignore[no-any-return]
-
-    alias = property(lambda self: self._alias)
 
     def identify(self) -> str:
         """Return which server and database of PostgreSQL this is; empty if it does not say. May query."""
@@ -325,7 +324,7 @@ class DatabaseConnection(StateConnection):
         return str(rows[0][0])
 
     def check_alias(self) -> str:
-        return self._alias
+        return self.alias
 
 
 def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
