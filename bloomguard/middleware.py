@@ -149,13 +149,12 @@ class BloomGuardMiddleware:
     @cached_property
     def _exceptions_are_answered(self) -> bool:
         """Whether middleware may answer the ``Http404`` of a view."""
-        return not are_passing(getattr(_handler_of(self.get_response), "_exception_middleware", (None,)))
+        return not are_passing(_handler_of(self.get_response), "_exception_middleware")
 
     @cached_property
     def _is_before_cache(self) -> bool:
         """Whether a guard may answer before the cache is asked: every ``process_view`` is a known one."""
-        hooks = getattr(_handler_of(self.get_response), "_view_middleware", (None,))
-        return self.place == BEFORE_CACHE and are_passing(hooks)
+        return self.place == BEFORE_CACHE and are_passing(_handler_of(self.get_response), "_view_middleware")
 
     # A request that no guard answers may be sent by the view of one that guards do, as by a test client: it has no
     # context. Sync and async do the same.

@@ -92,8 +92,12 @@ class LogOnce:
             self._logged.add(kind)
             logger.error(message, *args, exc_info=error)
 
-    def warning(self, message: str, *args: object, level: int = logging.WARNING) -> None:
-        """Log a warning, once with these ``args``, and without a traceback: that may contain an ID."""
+    def warning(self, message: str, *args: object) -> None:
+        """:meth:`log` a warning."""
+        self.log(logging.WARNING, message, *args)
+
+    def log(self, level: int, message: str, *args: object) -> None:
+        """Log ``message`` once with these ``args``, and without a traceback: that may contain an ID."""
         if (message, *args) not in self._logged:
             self._logged.add((message, *args))
             logger.log(level, message, *args)

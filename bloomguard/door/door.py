@@ -49,7 +49,7 @@ class Door:
         self._resolver = get_resolver(self._urlconf)
         if odd := next(own_resolvers(self._urlconf), None):
             raise DoorClosed(f"{odd!r} in the URLconf has its own way to resolve paths")
-        if not are_passing(getattr(handler, "_view_middleware", ())):
+        if not are_passing(handler, "_view_middleware"):
             raise DoorClosed("a middleware has a process_view of its own, which may give a view another ID")
         table = table_for(self._urlconf)
         routes = []

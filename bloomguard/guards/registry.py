@@ -22,9 +22,9 @@ class Plans:
 
     ``lookups``: model -> how its queries look up one row of a guard. ``routes``: URLconf -> its guarded routes.
     ``tables``: table -> the guards that follow its statements. ``tracked``: model -> how its statements concern guards.
-    ``saved``: model -> how its signals concern guards. ``known``: name -> definition and tables of each guard
-    of this process. ``named``: name and table of each other guard in the state rows, as they were when ``tables`` was
-    made.
+    ``saved``: model -> how its saves concern guards that follow signals. ``known``: name -> definition and tables of
+    each guard of this process. ``named``: name and table of each other guard in the state rows, as they were when
+    ``tables`` was made.
     """
 
     def __init__(self) -> None:

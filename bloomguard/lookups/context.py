@@ -213,7 +213,7 @@ def compare_status(guard: Guard, value: Any, status: int) -> None:
 
 def _count_harm(guard: Guard, what: str) -> None:
     guard._runtime.counters[WOULD_HARM]()
-    _log.warning("bloomguard: guard %s in shadow mode: %s", guard.name, what, level=logging.ERROR)
+    _log.log(logging.ERROR, "bloomguard: guard %s in shadow mode: %s", guard.name, what)
 
 
 def _filter_denies(guard: Guard, value: Any) -> bool:

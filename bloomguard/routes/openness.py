@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import types
 from abc import ABCMeta
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
@@ -328,13 +328,17 @@ def guards_place() -> str:
     return ELSEWHERE if views else BEFORE_CACHE
 
 
-def are_passing(hooks: Iterable[Any]) -> bool:
-    """Whether each ``process_view`` or ``process_exception`` in a handler's list lets a guard answer before the view.
+def are_passing(handler: Any, hooks: str) -> bool:
+    """Whether all middleware in a list of Django's ``handler`` lets a guard answer before the view.
 
-    That of any other middleware may give the view another ID, or answer its ``Http404``. The classes in ``MIDDLEWARE``
-    lack what a factory function makes, or what ``__init__`` sets.
+    ``hooks`` is the name of the list: ``_view_middleware`` or ``_exception_middleware``. Unknown middleware may give
+    the view another ID, or answer its ``Http404``; without a list nothing is known. The classes in ``MIDDLEWARE`` lack
+    what a factory function makes, or what ``__init__`` sets.
     """
-    for hook in hooks:
+    found = getattr(handler, hooks, None)
+    if found is None:
+        return False
+    for hook in found:
         owner = type(getattr(hook, "__self__", None))  # Django and packages that trace wrap it
         name = _name_of(hook if owner is types.NoneType else owner).partition(".<locals>")[0]
         if name not in _PASSING_MIDDLEWARE and not _is_bloomguards(owner):

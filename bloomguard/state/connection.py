@@ -35,7 +35,8 @@ _FUNCTION_REFUSED = {_PRIVILEGE, "42883", "0A000", "55000"}
 #: SQLSTATEs of a statement that did nothing, as another one was committed first: where sessions are ``REPEATABLE READ``
 #: or ``SERIALIZABLE`` by default, also without a transaction around it. And of a deadlock.
 _CONFLICTS = {"40001", "40P01"}
-#: SQL: a row if the table is there, or in a schema that a changed search_path may hide: another client's, in a pooler.
+#: SQL: a row if the table is there, or if some schema has it and the session's search_path was changed, which may hide
+#: it: by another client of a pooler.
 _IS_OR_MAY_BE_THERE = """SELECT 1 FROM pg_class WHERE relname = %s AND (pg_table_is_visible(oid)
     OR EXISTS (SELECT FROM pg_settings WHERE name = 'search_path' AND setting <> reset_val))"""
 #: The error numbers of MySQL and MariaDB for a table and for a column that the login may not use.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -20,7 +21,9 @@ from django.contrib.auth.decorators import (
 from django.contrib.auth.mixins import LoginRequiredMixin, PermissionRequiredMixin, UserPassesTestMixin
 from django.core import checks
 from django.core.exceptions import PermissionDenied
+from django.core.handlers.base import BaseHandler
 from django.http import Http404, HttpResponse
+from django.middleware.csrf import CsrfViewMiddleware
 from django.shortcuts import aget_object_or_404, get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import path
@@ -57,6 +60,7 @@ from rest_framework.decorators import api_view
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.routes.openness import are_passing
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.signals import request_blocked
 from tests.shop.models import Article, Bargain, Diary, Product
@@ -1037,6 +1041,21 @@ def test_a_process_exception_that_no_class_has_counts_as_well(shop, settings, mo
 
     assert visit("/v/7/", client=client)[0] == 200
     assert visit("/v/99/", client=client)[0] == (404 if public else 410)
+
+
+class OwnCsrf(CsrfViewMiddleware):
+    """A project's own kind, which may do anything."""
+
+
+def test_only_middleware_that_is_known_by_its_name_passes():
+    """A subclass may do more, and without a handler's list nothing is known: neither opens the door or a route."""
+
+    def lists(middleware):
+        return SimpleNamespace(_view_middleware=[middleware(lambda request: None).process_view])
+
+    assert are_passing(lists(CsrfViewMiddleware), "_view_middleware")
+    assert not are_passing(lists(OwnCsrf), "_view_middleware")
+    assert not any(are_passing(each, "_view_middleware") for each in (None, object(), BaseHandler()))
 
 
 class OfProxies(DetailView):
