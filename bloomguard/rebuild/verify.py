@@ -139,13 +139,6 @@ class Verification:
             return None
         if locate_store(state.identity, live.store.patient) is None:
             return None
-        place = self.guard._meta.place.source(self._sources.aliases[0])
-        if state.source and state.source != place:
-            raise RebuildError(
-                f"{self.guard.name}: its filter was built from {state.source!r} (database/schema), but rows would be "
-                f"read from {place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process, "
-                "or rebuild_filter if the database was replaced"
-            )
         return open_active(self.guard, state)
 
     def _scan(self, source: Source, generation: Generation, total: int, rows: int, missing: int) -> tuple[int, int]:

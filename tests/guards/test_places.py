@@ -15,12 +15,14 @@ from django.db import connections
 from bloomguard import get_or_load
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
+from bloomguard.checks.storage import check_filters
 from bloomguard.guards import places, registry, runtime, strayed
 from bloomguard.guards.keys import NoScope
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
 from bloomguard.lookups.context import LookupContext, contexts
 from bloomguard.rebuild import Rebuild
+from bloomguard.rebuild.plan import assess
 from bloomguard.routes import explain
 from bloomguard.state import connection
 from bloomguard.state import table as state
@@ -203,6 +205,9 @@ def test_a_database_beside_that_of_the_state_rows_was_replaced(build, monkeypatc
     assert decisions(1, 7) == [MAYBE, AMBIGUOUS]
     with pytest.raises(CommandError, match="or rebuild_filter"):
         call_command("verify_filter", "product")
+    assert "was built from" in explain._look_at(registry["product"])["fault"]
+    assert ["was built from" in each.msg for each in check_filters(None) if "'product'" in each.msg] == [True]
+    assert "was built from" in assess(registry["product"]).reasons[0]  # so cron rebuilds it
     build("product")
     assert decisions(1, 7) == [MAYBE, ABSENT]
 
