@@ -211,9 +211,13 @@ def is_in_one_database(model: type[Model]) -> bool:
         return False
 
 
-def _listed(tables: Tables) -> str:
-    """Return the names of the schemas for a ``source``, which has a ``/`` between the alias and them alone."""
-    return ",".join(sorted(tables)).replace("%", "%25").replace("/", "%2F")
+def _listed(found: Sequence[Tables]) -> str:
+    """Return the first table's schemas and all tables' OIDs for a ``source``; a ``/`` stands before them alone.
+
+    A table that another program restores from a dump may have rows again that the filter has forgotten.
+    """
+    schemas = ",".join(sorted(found[0])).replace("%", "%25").replace("/", "%2F")
+    return ":".join([schemas, *(str(oid) for tables in found for oid in sorted(tables.values()))])
 
 
 class Place:
@@ -243,7 +247,7 @@ class Place:
             return None
         schemas.forget()  # the copy may be older than the database
         found = self._schemas(alias)
-        return f"{alias}/{_listed(found[0]) if found else ''}{self.identity(alias)}" if all(found) else None
+        return f"{alias}/{_listed(found) if found else ''}{self.identity(alias)}" if all(found) else None
 
     def identity(self, alias: str) -> str:
         """Return, as the end of a ``source``, which database ``alias`` leads to now. May query.
@@ -257,8 +261,7 @@ class Place:
             found = identity_of_file(connection)
         else:
             loose = self._loose(alias)
-            server = schemas.identity(alias, loose) if loose else connection.settings_dict["NAME"]
-            found = f"{server} {[sorted(each.items()) for each in schemas.of(alias, loose)]}"
+            found = schemas.identity(alias, loose) if loose else connection.settings_dict["NAME"]
         return f"@{hashlib.sha256(found.encode()).hexdigest()[:16]}"
 
     # A request must not ask for ``db_for_write`` if it can do without: a router may take that for a write, and send the
@@ -294,7 +297,7 @@ class Place:
         found = self._schemas(home or alias) if alias else ()
         if not all(len(each) == 1 for each in found):
             return ""
-        return alias if not found or not source or schema == _listed(found[0]) + self.identity(home) else ""
+        return alias if not found or not source or schema == _listed(found) + self.identity(home) else ""
 
     def _certain_alias(self, source: str) -> str:
         """Do :meth:`certain_alias` for databases alone."""

@@ -183,7 +183,7 @@ def test_a_build_from_another_place_replaces_the_filter(build, monkeypatch, cloc
 
     found = state.table.current("product")
     assert (found.active, found.standby) == (second.generation, "")
-    assert found.source.startswith("postgresql/public@")
+    assert found.source.startswith("postgresql/public:")
     assert first.generation != second.generation
     assert decisions(9, 1) == [MAYBE, ABSENT]
 
@@ -210,6 +210,29 @@ def test_a_database_beside_that_of_the_state_rows_was_replaced(build, monkeypatc
     assert "was built from" in assess(registry["product"]).reasons[0]  # so cron rebuilds it
     build("product")
     assert decisions(1, 7) == [MAYBE, ABSENT]
+
+
+@pytest.mark.parametrize("of_state_rows", ["default", "postgresql"])
+def test_a_table_that_another_program_has_replaced_is_another_one(tenants, build, clock, monkeypatch, of_state_rows):
+    """As ``pg_restore --clean`` does with one table, whose rows the filter may have forgotten since. It has the schema
+    and the name of the former one, in the database that it was in."""
+    monkeypatch.setattr(type(state.table.connection), "alias", of_state_rows)
+    build("product")
+    assert decisions(1, 7) == [MAYBE, ABSENT]
+
+    with connections["postgresql"].connection.cursor() as cursor:  # past Django
+        cursor.execute("ALTER TABLE shop_product RENAME TO former")
+        cursor.execute("CREATE TABLE shop_product (LIKE former INCLUDING ALL)")
+        cursor.execute("INSERT INTO shop_product VALUES (7, '')")
+    clock.sleep(places.SECONDS)
+
+    try:
+        assert decisions(1, 7) == [MAYBE, AMBIGUOUS]
+        assert "was built from" in assess(registry["product"]).reasons[0]
+        build("product")
+        assert decisions(7, 8) == [MAYBE, ABSENT]
+    finally:
+        run("DROP TABLE shop_product", "ALTER TABLE former RENAME TO shop_product")
 
 
 def test_a_server_that_hides_which_it_is_answers_all_the_same(build, monkeypatch, clock):
@@ -277,7 +300,7 @@ def test_commands_say_so(two):
     two("default")
 
     assert explain._decide(registry["product"], 7)[0] == decisions(7)[0] == AMBIGUOUS
-    with pytest.raises(CommandError, match="was built from 'postgresql/public@"):
+    with pytest.raises(CommandError, match="was built from 'postgresql/public:"):
         call_command("verify_filter", "product")
     assert state.table.current("product").status == ARMED
 
