@@ -53,9 +53,9 @@ def refuse_if_alive(table: StateTable, seen: State) -> None:
 
 
 def is_alive(table: StateTable, seen: State) -> bool:
-    """Return whether the builder named in ``seen`` had a heartbeat lately and, on this host, runs."""
+    """Return whether the builder named in ``seen`` had a heartbeat lately, by either clock, and, on this host, runs."""
     host, _, pid = seen.builder.rpartition("/")
-    is_dead = _silence(table, seen) > timedelta(seconds=DEAD_AFTER_SECONDS)
+    is_dead = abs(_silence(table, seen)) > timedelta(seconds=DEAD_AFTER_SECONDS)
     return not is_dead and (host != socket.gethostname() or _runs(int(pid)))
 
 

@@ -639,12 +639,14 @@ def announced_by(builder: str, silent: float = 0.0, generation: str = "theirs") 
         ("elsewhere/1", 0, True),
         ("elsewhere/1", 59, True),
         ("elsewhere/1", 61, False),
+        ("elsewhere/1", -59, True),  # its clock is fast
+        ("elsewhere/1", -7_200, False),  # it was killed before its clock, or this one, was set back
         (f"{socket.gethostname()}/1", 0, True),
         (f"{socket.gethostname()}/4194999", 0, False),
     ],
 )
 def test_a_builder_that_is_alive_is_left_alone(builder, silent, alive, built, clock):
-    """Heard of within a minute, or a process of this host that runs: then this build gives way. Else it takes over."""
+    """Heard of within a minute by either clock, and if it is of this host it runs: then this build gives way."""
     announced_by(builder, silent)
     rebuilder = Rebuild(registry["product"], sleep=clock.sleep)
 
