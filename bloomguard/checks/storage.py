@@ -114,8 +114,8 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         yield Warning(
             f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
-            hint=f"Run manage.py migrate bloomguard{where} if you have not, and {_GRANT}. Until the state rows can be "
-            "read, every request passes, and saves of guarded rows may be refused.",
+            hint=f"Run manage.py migrate bloomguard{where} if you have not, {_GRANT}, and let the alias lead to a "
+            "primary that takes writes. Until then every request passes, and saves of guarded rows may be refused.",
             id="bloomguard.W034",
         )
     else:

@@ -352,9 +352,9 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     except (DatabaseError, InterfaceError) as error:
         logger.warning(
             "bloomguard cannot read the catalogue of the database %s, so each write disables its "
-            "guards; check the rights of its user: %s",
+            "guards; check the rights and time limits of its user: %s",
             connection.alias,
-            type(error).__name__,
+            error,
         )
         return None
     if connection.alias in definitions.temporary:

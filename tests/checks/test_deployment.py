@@ -171,6 +171,7 @@ def test_state_rows_that_cannot_be_read(mine):
     assert "bloomguard_guardstate" in message
     where = "" if database.current == "default" else f" --database {database.current}"
     assert f"Run manage.py migrate bloomguard{where} if you have not" in hint
+    assert "lead to a primary" in hint  # the rows of a standby are not read either
 
 
 @database.with_roles

@@ -13,9 +13,9 @@ from django.core.management import CommandError, call_command
 from django.db import connections
 
 from bloomguard import get_or_load
+from bloomguard.checks.storage import check_filters
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
-from bloomguard.checks.storage import check_filters
 from bloomguard.guards import places, registry, runtime, strayed
 from bloomguard.guards.keys import NoScope
 from bloomguard.guards.places import databases_of

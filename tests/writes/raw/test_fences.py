@@ -9,7 +9,15 @@ import threading
 from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
-from django.db import IntegrityError, InternalError, ProgrammingError, connections, models, transaction
+from django.db import (
+    IntegrityError,
+    InternalError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    models,
+    transaction,
+)
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
@@ -309,6 +317,19 @@ def test_a_refused_statement_fences_nothing(built, known):
 
     assert not Product.objects.filter(pk=7).exists()
     assert status("product") == ARMED
+
+
+def test_a_catalogue_that_cannot_be_read_is_logged_with_the_error(built, monkeypatch, caplog):
+    """It may be a time limit, not a right that is missing."""
+
+    def fail(connection):
+        raise OperationalError("canceling statement due to statement timeout")
+
+    consequences.caches.clear()
+    monkeypatch.setattr(consequences, "load", fail)
+    execute(INSERT, [99, "x"])
+
+    assert "rights and time limits of its user: canceling statement due to statement timeout" in caplog.text
 
 
 def call_procedure():
