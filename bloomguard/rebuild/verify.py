@@ -255,8 +255,9 @@ class PublishCheck:
         if missing:
             raise RebuildError(
                 f"{self.source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
-                "generation, which was not published. COPY, a trigger, another program or a process that was started "
-                "before the guard existed may have written rows during the build: run it again"
+                "generation, which was not published. The cause may be a fence during the build, whose reason the log "
+                "has, COPY, a trigger, another program or a process that was started before the guard existed: run it "
+                "again"
             )
         return read
 
