@@ -59,7 +59,6 @@ _LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 _PASSING_MIDDLEWARE = frozenset(
     {
         "allauth.account.middleware.AccountMiddleware",
-        "django.contrib.admindocs.middleware.XViewMiddleware",
         "django.middleware.csrf.CsrfViewMiddleware",
         "django_prometheus.middleware.PrometheusAfterMiddleware",
         "django_ratelimit.middleware.RatelimitMiddleware",

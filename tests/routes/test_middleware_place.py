@@ -23,6 +23,7 @@ from tests.support.guarding import registered, urlconf
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 UPDATE, FETCH = (f"django.middleware.cache.{name}CacheMiddleware" for name in ("Update", "FetchFrom"))
 CSRF = "django.middleware.csrf.CsrfViewMiddleware"
+XVIEW = "django.contrib.admindocs.middleware.XViewMiddleware"
 HERE = __name__
 
 
@@ -100,6 +101,7 @@ PLACES = {
         ["guard", "fetch", "other"],
         ["guard", "other", "fetch"],
         ["looking", "guard", "fetch"],
+        ["xview", "guard", "fetch"],
         ["guard", "guard"],
     ],
     MISSING: [[], ["other"]],
@@ -112,6 +114,7 @@ NAMES = {
     "fetch": FETCH,
     "own fetch": f"{HERE}.OwnFetch",
     "csrf": CSRF,
+    "xview": XVIEW,
 }
 
 
@@ -157,6 +160,23 @@ def test_what_a_factory_makes_has_the_first_word_too(shop, settings, get):
     settings.MIDDLEWARE = [UPDATE, f"{HERE}.looking", GUARD, FETCH]
 
     assert [get(f"/p/{pk}/").status_code for pk in (7, 8)] == [503, 503]
+
+
+def test_middleware_of_djangos_that_answers_in_place_of_a_view_does_so_for_an_absent_row(shop, settings):
+    """``XViewMiddleware`` answers a HEAD from inside without a row, and from any other address it lets the view run."""
+    settings.MIDDLEWARE = [
+        UPDATE,
+        "django.contrib.sessions.middleware.SessionMiddleware",
+        "django.contrib.auth.middleware.AuthenticationMiddleware",
+        XVIEW,
+        GUARD,
+        FETCH,
+    ]
+    settings.INTERNAL_IPS = ["127.0.0.1"]
+
+    responses = [Client().head(f"/p/{pk}/") for pk in (7, 8)]
+    assert [(each.status_code, "X-View" in each) for each in responses] == [(200, True), (200, True)]
+    assert shop == []
 
 
 @both
