@@ -80,20 +80,27 @@ class Exchange(LookupContext):
             return False
         return self.applies(route.guard)
 
-    def unapplied(self, response: HttpResponseBase) -> list[Guard]:
+    def unapplied(self, response: HttpResponseBase, asked: dict[Any, frozenset[Guard]]) -> list[Guard]:
         """Return the guards that were asked, if the response is a 404, and whose own ``applies`` was not called.
 
         It is to be called now: what it reads, such as the session, shows in the headers. If only an absent ID had them,
-        they would reveal which rows exist but are hidden.
+        they would reveal which rows exist but are hidden. So a guard counts as asked once it was for any 404 of the
+        view, which ``asked`` keeps: a hidden row may come from a cache.
         """
-        found: list[Guard] = []
-        if (self.response or response).status_code == 404:
-            # A copy: a thread of the view may be in the middle of a query. Hot path: nearly always this finds none.
-            for guard, _ in self.known.copy():
-                if getattr(guard.applies, "__func__", None) is Guard.applies or guard in self.applied:
-                    continue
-                if guard not in found:
-                    found.append(guard)
+        if (self.response or response).status_code != 404:
+            return []
+        view = getattr(self.request.resolver_match, "view_name", None)
+        guards = asked.get(view, frozenset())
+        # A copy: a thread of the view may be in the middle of a query.
+        now = {guard for guard, _ in self.known.copy()}
+        for guard in guards - now:
+            self.note_asked(guard)
+        if not now <= guards:
+            guards = asked[view] = guards | now
+        found = []
+        for guard in guards:
+            if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
+                found.append(guard)
         return found
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
@@ -135,6 +142,8 @@ class BloomGuardMiddleware:
         self._is_debug: bool = settings.DEBUG
         self.place = guards_place()
         self._sets_etags = _sets_plain_etags(middleware_classes())
+        #: The name of a view -> the guards that were asked in its 404s.
+        self._asked: dict[Any, frozenset[Guard]] = {}
         #: Returned in place of calling the view. No client gets it: :meth:`Exchange.end` replaces it with the 404.
         self._blocked = HttpResponse()
         self._async = iscoroutinefunction(get_response)
@@ -190,7 +199,7 @@ class BloomGuardMiddleware:
             and not (exchange.avoided or self._is_debug)
         ):
             return response  # type: ignore[no-any-return]
-        for guard in exchange.unapplied(response):
+        for guard in exchange.unapplied(response, self._asked):
             exchange.applies(guard)
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
         if exchange.guard is not None and request_blocked.receivers:
@@ -239,7 +248,7 @@ class BloomGuardMiddleware:
             and not (exchange.avoided or self._is_debug)
         ):
             return response  # type: ignore[no-any-return]
-        for guard in exchange.unapplied(response):
+        for guard in exchange.unapplied(response, self._asked):
             await sync_to_async(exchange.applies)(guard)
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
         if exchange.guard is not None and request_blocked.receivers:

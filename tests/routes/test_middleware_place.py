@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from asgiref.sync import async_to_sync
+from asgiref.sync import async_to_sync, iscoroutinefunction
 from django.core import checks
 from django.core.cache import cache, caches
 from django.core.cache.backends.locmem import LocMemCache
-from django.http import HttpResponse, HttpResponseNotFound
+from django.http import Http404, HttpResponse, HttpResponseNotFound
 from django.middleware.cache import FetchFromCacheMiddleware
 from django.shortcuts import get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import clear_url_caches, path, register_converter
 
+from bloomguard import Verdict, aget_or_load, get_or_load, registry
 from bloomguard.guards import counters as counts
 from bloomguard.routes.openness import BEFORE_CACHE, ELSEWHERE, LAST, MISSING, guards_place
 from bloomguard.state import table as state
@@ -366,3 +367,67 @@ def test_hidden_rows_and_absent_ones_have_the_same_404(build, settings, clock, g
         dict(absent.items()),
     )
     assert hidden["Cache-Control"] == ("max-age=60" if query else "no-store")
+
+
+def by_verdict(slug):
+    """Ask the guard, and then the database."""
+    return Article.objects.get(slug=slug) if registry["all"].verdict(slug) is not Verdict.ABSENT else None
+
+
+async def by_averdict(slug):
+    if await registry["all"].averdict(slug) is Verdict.ABSENT:
+        return None
+    return await Article.objects.aget(slug=slug)
+
+
+def by_load(slug):
+    return get_or_load("all", slug, lambda slug: Article.objects.get(slug=slug))
+
+
+async def by_aload(slug):
+    return await aget_or_load("all", slug, lambda slug: Article.objects.aget(slug=slug))
+
+
+def by_cache(slug):
+    """Keep the row, as many views do: the guard is asked once for it, and each time for an absent ID."""
+    article = cache.get(slug) or Article.objects.filter(slug=slug).first()
+    cache.set(slug, article)
+    return article
+
+
+def by_another_table(slug):
+    """Ask the guard for a row that another row, of a table without a guard, leads to."""
+    section = Product.objects.filter(name=slug).first()
+    return section and Article.objects.filter(slug=section.name).first()
+
+
+@both
+@pytest.mark.parametrize("find", [by_verdict, by_averdict, by_load, by_aload, by_cache, by_another_table])
+def test_however_a_view_asks_its_hidden_rows_and_absent_ones_have_the_same_404(build, settings, get, find):
+    """Also if a cache, or a table without a guard, answers for one of the two: from the view's first such 404 on."""
+    slugs = ["hidden", "absent"]
+
+    def view(request, slug):
+        article = async_to_sync(find)(slug) if iscoroutinefunction(find) else find(slug)
+        if article is None or article.deleted:
+            raise Http404
+        return HttpResponse("an article")
+
+    settings.MIDDLEWARE = [GUARD]
+    settings.ROOT_URLCONF = urlconf(path("a/<slug:slug>/", view, name="article"))
+    Article.objects.create(slug="hidden", deleted=True)
+    Product.objects.create(name="hidden")
+    cache.clear()
+    browser = (Client if get is wsgi else AsyncClient)()
+    visit = browser.get if get is wsgi else async_to_sync(browser.get)
+    with registered(Article, name="all", lookup="slug"):
+        build("all")
+        for slug in slugs:
+            visit(f"/a/{slug}/")
+        hidden, absent = (dict(visit(f"/a/{slug}/").items()) for slug in slugs)
+        unknown = visit("/c/")
+    cache.clear()
+
+    assert hidden == absent
+    assert hidden["Cache-Control"] == "no-store"
+    assert "Cache-Control" not in unknown
