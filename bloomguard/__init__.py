@@ -11,6 +11,7 @@ The names in ``__all__`` can be imported from here. They are loaded when they ar
 names of their own; docs/api.md lists all of them.
 """
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,4 +75,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """List the public names only when they can be loaded: tools such as freezegun load all that they find."""
+    return sorted({*globals(), *(__all__ if f"{__name__}.models" in sys.modules else ())})

@@ -21,6 +21,7 @@ from django.test import AsyncClient, Client, SimpleTestCase, TestCase, Transacti
 from django.test.utils import CaptureQueriesContext, isolate_apps
 from django.urls import path
 
+import bloomguard
 from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
@@ -412,9 +413,30 @@ def test_the_fixture_alone_never_opens_the_real_database(tmp_path, fixtures, ato
     assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
 
 
-def run_pytest(tmp_path):
+LOADED = """
+import bloomguard
+from django.conf import settings
+
+
+def test_every_name_that_is_listed_can_be_loaded():
+    assert not settings.configured
+    assert [getattr(bloomguard, name) for name in dir(bloomguard)]
+"""
+
+
+def test_the_plugin_leaves_the_tests_of_other_projects_alone(tmp_path):
+    """pytest imports bloomguard in each environment that has it, and freezegun loads all names of all modules."""
+    (tmp_path / "test_loaded.py").write_text(LOADED)
+
+    ran = run_pytest(tmp_path, DJANGO_SETTINGS_MODULE="")
+
+    assert "1 passed" in ran.stdout, ran.stdout + ran.stderr
+    assert {*bloomguard.__all__} <= {*dir(bloomguard)}
+
+
+def run_pytest(tmp_path, **variables):
     paths = f"{EXAMPLE.parent}:{EXAMPLE}"
-    environment = {**os.environ, "PYTHONPATH": paths, "DJANGO_SETTINGS_MODULE": "config.settings"}
+    environment = {**os.environ, "PYTHONPATH": paths, "DJANGO_SETTINGS_MODULE": "config.settings"} | variables
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
         env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120,
