@@ -121,9 +121,9 @@ class FileStore(Store):
     def create(self, guard: str, name: str, layout: Layout) -> Generation:
         self.prepare(guard)
         path, size, free = self._file(guard, name), layout.total_bytes, self.free_bytes()
-        no_room = f"no room for a filter of {size:,} bytes" + ("" if free is None else f", {free:,} are free")
+        wanted = f"a filter of {size:,} bytes" + ("" if free is None else f", {free:,} are free")
         if free is not None and size > free:
-            raise StoreError(f"{no_room} in the store {self.alias!r} at {self.path}")
+            raise StoreError(f"no room for {wanted} in the store {self.alias!r} at {self.path}")
         try:
             with opened_private(path, os.O_RDWR | os.O_CREAT | os.O_EXCL) as fd:
                 try:
@@ -138,7 +138,7 @@ class FileStore(Store):
                     path.unlink()
                     raise
         except OSError as error:
-            raise StoreError(f"{no_room}: {self._cannot('write', error)}") from error
+            raise StoreError(f"cannot make {wanted}: {self._cannot('write', error)}") from error
         return FileGeneration(name, layout, buffers, WriteLock(path, place), mapped, path)
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:

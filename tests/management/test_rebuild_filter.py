@@ -325,7 +325,7 @@ def test_a_full_disk_is_a_clear_error_and_the_old_generation_serves(start):
     _, said = child.communicate(timeout=60)
 
     assert child.returncode == 1
-    assert re.search(r"product: no room for a filter of [\d,]+ bytes.*File too large", said)
+    assert re.search(r"product: cannot make a filter of [\d,]+ bytes.*File too large", said)
     assert "Traceback" not in said
     assert stores["default"].names("product") == [active]
     assert states.table.current("product").active == active

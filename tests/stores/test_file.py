@@ -349,7 +349,7 @@ def test_a_full_disk_is_a_clear_error_and_leaves_nothing(files, reserve, capacit
         "except StoreError as error: print(error)\n"
     )
 
-    assert f"no room for a filter of {make_layout(capacity=capacity).total_bytes:,} bytes" in said
+    assert f"cannot make a filter of {make_layout(capacity=capacity).total_bytes:,} bytes" in said
     assert "File too large" in said
     assert os.listdir(files.path / "city") == []
 
@@ -469,6 +469,17 @@ def test_a_folder_that_root_has_made_is_named(files):
         for use in (lambda: files.names("city"), lambda: files.open("city", "a", find)):
             with pytest.raises(StoreError, match=rf"cannot read {files.path}.* as user {STRANGER}: Permission denied"):
                 use()
+
+
+@pytest.mark.usefixtures("as_root")
+def test_a_folder_that_cannot_be_written_is_no_full_disk(files):
+    """As another user's, or on a file system that is read-only: the error gives the reason, and speaks of no room."""
+    files.prepare("city")
+    for number in range(2):
+        each_folder(files)[number].chmod(0o755)
+
+    with stranger(files.path), pytest.raises(StoreError, match=r"^cannot make a filter of .* Permission denied"):
+        files.create("city", "a", make_layout())
 
 
 @pytest.mark.usefixtures("as_root")
