@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 from asgiref.sync import async_to_sync
@@ -27,8 +27,6 @@ from django.test import AsyncClient, Client
 
 from .door.probes import collect_statements
 from .exceptions import StoreError, UnknownGeneration
-from .filters.base import BodyFilter
-from .filters.codec import Frame
 from .filters.hashing import KeyHash
 from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
@@ -202,6 +200,10 @@ def _layout(kind: str) -> Layout:
     return Layout.plan(key_hash=KeyHash(None, bytes(32)), capacity=1_000, error_rate=0.001, kind=kind)
 
 
+def _refuse(*args: Any, **kwargs: Any) -> NoReturn:
+    raise StoreError("the guard is armed in this test, so it has no filter to build or verify; do so in another test")
+
+
 class _Keys(Generation):
     """The keys of a guard in a dictionary, with their counts: made at no cost, and never wrong."""
 
@@ -235,20 +237,13 @@ class _Keys(Generation):
                 if self._counts[key] <= 0:
                     del self._counts[key]
 
-    def filters(self) -> list[BodyFilter]:
-        return []
-
     def approximate_size(self) -> int:
         return len(self._counts)
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         return 0.0
 
-    def read_shard(self, shard: int) -> Frame:
-        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
-
-    def merge(self, shard: int, body: memoryview) -> int:
-        raise StoreError("a guard in a test has a dictionary of its keys, and no shards")
+    filters = read_shard = merge = _refuse
 
 
 class _TestStore(MemoryStore):
@@ -257,6 +252,8 @@ class _TestStore(MemoryStore):
     def __init__(self, keys: _Keys) -> None:
         super().__init__("test")
         self._keys = keys
+
+    create = _refuse
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         if name != _GENERATION:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.core.cache import cache
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connection, connections, models, transaction
 from django.http import HttpResponse
 from django.test import AsyncClient, Client, SimpleTestCase, TestCase, TransactionTestCase
@@ -133,6 +133,19 @@ def test_everything_works_in_a_block_as_in_production(transactional_db, client, 
         assert_passes(client, "/products/8/")
         call_command("switch_guards", "enforce", "product", stdout=StringIO())
         assert_blocked(client, "/products/8/")
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("command", ["rebuild_filter", "verify_filter"])
+def test_a_command_for_filters_says_that_an_armed_guard_has_none(transactional_db, client, caplog, command):
+    """It changes nothing: the guard answers as before, and knows the rows that come."""
+    Product.objects.create(pk=7)
+    with guards_armed("product"):
+        with pytest.raises(CommandError, match=r"^product: the guard is armed in this test"):
+            call_command(command, "product", stdout=StringIO(), stderr=StringIO())
+        Product.objects.create(pk=9)
+        assert_blocked(client, "/products/8/")
+        assert_passes(client, "/products/9/")
     assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
