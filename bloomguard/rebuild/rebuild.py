@@ -321,8 +321,7 @@ class Rebuild:
         published = self.table.swap(
             mine,
             active=mine.building,
-            # A fenced generation lacks rows, and no process answers from it.
-            standby=mine.active if mine.status == ARMED else "",
+            standby=mine.active if mine.status == ARMED else "",  # a fenced generation lacks rows, and answers nothing
             standby_until=None,
             building="",
             builder="",
@@ -337,8 +336,9 @@ class Rebuild:
             **growth_baseline(row),
         )
         if published is None:
+            why = row.reason if row and not row.building else ""  # a fence ends the build
             raise RebuildError(
-                f"{self.guard.name}: its state row changed during the build (a fence, a roll-back, another builder), "
+                f"{self.guard.name}: its state row changed during the build ({why or 'a fence or another builder'}), "
                 "so the new generation may lack a row and was not published; run it again"
             )
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)

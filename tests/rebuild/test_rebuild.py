@@ -437,11 +437,12 @@ def test_a_rebuild_inside_a_transaction_is_refused(built, clock):
 
 @pytest.mark.usefixtures("each_database")
 def test_a_row_that_changed_meanwhile_forbids_publishing(build, clock):
-    """A fence during the build may mean a row that the new generation lacks: it is given up, with no litter."""
+    """A fence during the build may mean a row that the new generation lacks: it is given up, with the reason of the
+    fence and no litter."""
     Product.objects.create(pk=1)
     first = build("product")
 
-    with pytest.raises(RebuildError, match="state row changed during the build"):
+    with pytest.raises(RebuildError, match=r"state row changed during the build \(because\)"):
         Rebuild(
             registry["product"], sleep=clock.sleep, progress=lambda *figures: states.table.fence("product", "because")
         ).run()
