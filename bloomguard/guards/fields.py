@@ -138,6 +138,34 @@ def is_djangos_compiler(compiler: Any) -> bool:
     )
 
 
+def djangos_class(thing: Any) -> Any:
+    """Return the class of Django's that an object's class is, or is made from."""
+    return next((each for each in type(thing).__mro__ if _is_named_by_django(each.__module__)), object)
+
+
+def makes_djangos_sql(compiler: Any, compiled: Any = None, *, text_only: bool = False) -> bool:
+    """Return whether a package's compiler, or its class of queries, makes what Django's own would make of the query.
+
+    ``compiled``: what ``as_sql`` has returned already. ``text_only``: the parameters may differ. Not for an INSERT that
+    calls ``pre_save`` of fields, which may store files.
+    """
+    try:
+        query = object.__new__(djangos_class(compiler.query))
+        vars(query).update(vars(compiler.query))
+        twin = djangos_class(compiler)(query, compiler.connection, compiler.using)
+        twin.returning_fields = getattr(compiler, "returning_fields", None)
+        if not is_djangos_compiler(twin):
+            return False  # patched
+        made, compiled = twin.as_sql(), compiled or compiler.as_sql()
+    except Exception:  # Django raises it too, or finds that nothing is to be sent
+        return False
+    return _texts(made) == _texts(compiled) if text_only else bool(made == compiled)
+
+
+def _texts(compiled: Any) -> list[str]:
+    return [text for text, _ in (compiled if isinstance(compiled, list) else [compiled])]
+
+
 def is_djangos_select(compiler: Any) -> bool:
     """Return whether Django's own code makes a plain SELECT: its compiler, and the FROM and the WHERE in it."""
     names = "as_sql", f"as_{compiler.connection.vendor}"  # a compiler prefers the second

@@ -35,7 +35,7 @@ from django.db.models.sql.where import WhereNode
 from django.utils.safestring import SafeString
 
 from ..guards.conditions import EQUAL, NULL, ORDER, family_of
-from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_own_sql, takes_text
+from ..guards.fields import LONGEST_NUMBER, is_djangos_compiler, is_own_sql, makes_djangos_sql, takes_text
 from .query import conditions_of, is_expression
 
 if TYPE_CHECKING:
@@ -70,10 +70,9 @@ def is_certain(compiler: Any, lookup: RowLookup) -> bool:
     The query is compiled, except in its simplest form, in which nothing can be wrong.
     """
     query = compiler.query
-    if not is_djangos_compiler(compiler):
+    is_djangos = type(query) is Query and is_djangos_compiler(compiler)
+    if not (is_djangos or makes_djangos_sql(compiler)) or not _reads_own_table(query):
         return False  # the SELECT may be of another table
-    if not _reads_own_table(query):
-        return False
     if _is_simplest(compiler, lookup):
         compiler.setup_query()  # sets ``klass_info`` and the like, which the caller reads to build objects
         return True

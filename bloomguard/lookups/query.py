@@ -129,7 +129,7 @@ def is_plain(query: Query) -> bool:
 
     An aggregate in the WHERE or the ORDER BY is left to :mod:`~bloomguard.lookups.certainty`.
     """
-    if type(query) is not Query or query.combinator or query.select_for_update or query.explain_info:
+    if query.combinator or query.select_for_update or query.explain_info:
         return False
     if query.extra or query.extra_tables:
         return False

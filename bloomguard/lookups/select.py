@@ -24,7 +24,7 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
-from ..guards.fields import EXACT
+from ..guards.fields import EXACT, djangos_class
 from ..guards.scopes import DATABASE
 from ..guards.strayed import strayed
 from ..process import LogOnce
@@ -130,7 +130,8 @@ def _selecting(execute: Execute) -> Execute:
         if not generation:
             asked = None
             try:
-                if type(query) is Query and result_type in (MULTI, SINGLE):
+                is_select = type(query) is Query or djangos_class(query) is Query
+                if is_select and result_type in (MULTI, SINGLE):
                     asked = _ask(context, self, lookups)
             except Exception as error:
                 _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")

@@ -140,7 +140,7 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     if own := why_own_query(guard, queryset, shown.looked_up):
         raise NotFound(own)
     query = queryset.query
-    if not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
+    if type(query) is not Query or not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
         raise NotFound(f"its view may show rows that are not in the filter of the guard {guard.name!r}")
     return (shown.looked_up[name],)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from django.db import DatabaseError, connections, models
 from django.db.models.constants import OnConflict
 
 from ..guards import Guard
-from ..guards.fields import is_djangos_compiler, kind_of, stores_as_given, value_field
+from ..guards.fields import is_djangos_compiler, kind_of, makes_djangos_sql, stores_as_given, value_field
 from ..guards.keys import unwrapped
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
@@ -130,8 +131,21 @@ def more_to_return(
             more += missing
     if not more or not may_return(compiler.connection, compiler.query.model._meta.db_table, more, "insert"):
         return []  # if the instances do not hold them, the guards are fenced
-    # Another package's compiler may have put something at the statement's end.
-    return more if _converts(compiler, more) and is_djangos_compiler(compiler) else []
+    return more if _converts(compiler, more) and _ends_as_djangos(compiler, [*asked, *more]) else []
+
+
+def _ends_as_djangos(compiler: Any, returned: Sequence[Any]) -> bool:
+    """Whether no other package's compiler puts anything into the INSERT, as at its end; its values may differ."""
+    if is_djangos_compiler(compiler):
+        return True
+    query = copy(compiler.query)
+    query.objs, query.raw = query.objs[:1], True  # calls no `pre_save`, which may store files
+    try:
+        first = type(compiler)(query, compiler.connection, compiler.using)
+        first.returning_fields = list(returned)
+    except Exception:  # its compiler takes other arguments
+        return False
+    return makes_djangos_sql(first, text_only=True)
 
 
 def _returns(compiler: Any) -> bool:

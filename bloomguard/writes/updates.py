@@ -12,7 +12,7 @@ from django.db.models import Lookup, Transform, expressions, functions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
-from ..guards.fields import is_djangos_compiler, parts_of
+from ..guards.fields import is_djangos_compiler, makes_djangos_sql, parts_of
 from ..guards.keys import unwrapped
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import may_go_on, together
@@ -144,6 +144,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         return changed
     returned = _fields_to_return(tables, before)
     table = compiler.query.model._meta.db_table
+    is_known = is_known or makes_djangos_sql(compiler, (sql, parameters), text_only=True)
     if not (returned and is_known and may_return(connection, table, returned, "update")):
         changed = run(_execute, compiler, sql, parameters)
         add_all(tables, using, lambda tracked: None)

@@ -13,6 +13,7 @@ from django.db.models import Case, F, Func, IntegerField, Q, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length
 from django.db.models.lookups import GreaterThan
+from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable
 from django.db.models.sql.where import OR, WhereNode
@@ -281,6 +282,61 @@ class Elsewhere(SQLCompiler):
     """Reads another table under the name of the model's."""
 
     get_from_clause = from_another_table
+
+
+class Plain(SQLCompiler):
+    """Of a package, but it makes what Django's makes."""
+
+
+class Commented(SQLCompiler):
+    def as_sql(self, *args, **kwargs):
+        sql, parameters = super().as_sql(*args, **kwargs)
+        return f"{sql} /* of a package */", parameters
+
+
+class Shifted(SQLCompiler):
+    """The same text, with the ID of another row."""
+
+    def as_sql(self, *args, **kwargs):
+        sql, parameters = super().as_sql(*args, **kwargs)
+        return sql, tuple(7 if each == ABSENT else each for each in parameters)
+
+
+class Late(Query):
+    """As a package for soft deletes has one: it adds its condition when the statement is about to be compiled."""
+
+    kind = None
+
+    def get_compiler(self, *args, **kwargs):
+        self.add_q(Q(name__isnull=False))
+        made = super().get_compiler(*args, **kwargs)
+        return self.kind(self, made.connection, made.using) if self.kind else made
+
+
+class LateCommented(Late):
+    kind = Commented
+
+
+@pytest.mark.parametrize(
+    ("compiler", "query", "sent"),
+    [
+        *((Plain, Query, 0), (SQLCompiler, Late, 0), (Plain, Late, 0)),
+        *((Commented, Query, 1), (Shifted, Query, 1), (Shifted, Late, 1), (SQLCompiler, LateCommented, 1)),
+    ],
+)
+def test_a_packages_classes_are_answered_if_djangos_make_the_same_sql(lookups, monkeypatch, compiler, query, sent):  # noqa: F811
+    """Its own class of queries or compilers shows nothing else of what it finds."""
+    monkeypatch.setattr(connections[database.current].ops, "compiler", lambda name: compiler)
+
+    def found(pk):
+        each = rows.filter(pk=pk)
+        each.query.__class__ = query
+        return list(each)
+
+    assert [each.pk for each in found(7)] == [7]
+    assert queries(lambda: found(ABSENT)) == sent
+    monkeypatch.setattr(SQLCompiler, "get_from_clause", from_another_table)
+    assert queries(lambda: found(ABSENT)) == 1
 
 
 class OtherTable(BaseTable):

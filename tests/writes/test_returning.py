@@ -304,6 +304,50 @@ def test_an_update_of_another_packages_compiler_is_sent_as_it_is(each_database, 
         assert status("mine") == FENCED
 
 
+class SameInsert(SQLInsertCompiler):
+    """Of a package, but it makes what Django's makes."""
+
+    def as_sql(self):
+        return list(super().as_sql())
+
+
+class SameUpdate(SQLUpdateCompiler):
+    """The same."""
+
+
+def renames(manager):
+    manager.update(slug="new")
+
+
+def saves(manager):
+    row = manager.get()
+    row.slug = "new"
+    row.save()
+
+
+@database.without_mariadb
+@pytest.mark.parametrize("write", [renames, saves])
+def test_statements_of_another_packages_compiler_are_followed_if_djangos_are_the_same(
+    each_database, fresh, clock, monkeypatch, block, write
+):
+    """Its backend has compilers for all models, which add something to few statements."""
+    operations = connections[database.current].ops
+    compiler, same = operations.compiler, {"SQLInsertCompiler": SameInsert, "SQLUpdateCompiler": SameUpdate}
+    Article.objects.create(slug="old")
+    with registered(Article, name="mine", lookup="slug") as guard, registered(Order, name="orders") as orders:
+        for each in (guard, orders):
+            Rebuild(each, sleep=clock.sleep).run()
+        monkeypatch.setattr(operations, "compiler", lambda name: same.get(name) or compiler(name))
+        block(lambda: write(Article.objects))
+        block(lambda: Order.objects.create(pk=OTHER))
+        block(lambda: Order.objects.bulk_create([Order(pk=UUID(int=8)), Order(pk=UUID(int=9))]))
+
+        assert (status("mine"), status("orders")) == (ARMED, ARMED)
+        assert guard.verdict("new") is Verdict.MAYBE
+        assert [orders.verdict(UUID(int=each)) for each in (7, 8, 9)] == [Verdict.MAYBE] * 3
+        assert orders.verdict(UUID(int=10)) is Verdict.ABSENT
+
+
 @on_postgresql
 def test_a_returned_row_that_the_driver_refuses_fences(each_database, build, clock):
     """The UPDATE has changed the other rows too, and the project may commit them."""
