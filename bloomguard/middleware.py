@@ -58,8 +58,9 @@ class Exchange(LookupContext):
 
     #: The guards that the door has asked for this path, and that let it pass.
     passed: Sequence[Guard]
-    #: A probe of the door: no guard is asked, but its 404 gets the headers of the guarded ones, in their order.
-    is_probe = False
+    #: Its 404 gets the headers of guarded ones, in their order: a guard was asked, if only in another 404 of the view,
+    #: or it is a probe of the door.
+    is_guarded = False
     #: The guard that answers at the route, and the site's 404.
     guard: Guard | None = None
     response: HttpResponseBase | None = None
@@ -84,8 +85,8 @@ class Exchange(LookupContext):
         """Return the guards that were asked, if the response is a 404, and whose own ``applies`` was not called.
 
         It is to be called now: what it reads, such as the session, shows in the headers. If only an absent ID had them,
-        they would reveal which rows exist but are hidden. So a guard counts as asked once it was for any 404 of the
-        view, which ``asked`` keeps: a hidden row may come from a cache.
+        they would reveal which rows exist but are hidden. A hidden row may come from a cache, so a guard counts as
+        asked here if it was asked in an earlier 404 of the view: ``asked`` has these, and gets the new ones.
         """
         if (self.response or response).status_code != 404:
             return []
@@ -93,10 +94,9 @@ class Exchange(LookupContext):
         guards = asked.get(view, frozenset())
         # A copy: a thread of the view may be in the middle of a query.
         now = {guard for guard, _ in self.known.copy()}
-        for guard in guards - now:
-            self.note_asked(guard)
         if not now <= guards:
             guards = asked[view] = guards | now
+        self.is_guarded = bool(guards)
         found = []
         for guard in guards:
             if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
@@ -118,7 +118,7 @@ class Exchange(LookupContext):
             guard._runtime.counters[AVOIDED]()
         if self.guard is not None:
             self.guard._runtime.counters[BLOCKED]()
-        if (self.known or self.is_probe) and response.status_code == 404 and not response.has_header("Cache-Control"):
+        if self.is_guarded and response.status_code == 404 and not response.has_header("Cache-Control"):
             # A cache would keep it after the row is created.
             if sets_etags and self.request.method == "GET" and not response.has_header("ETag"):
                 set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
@@ -213,7 +213,7 @@ class BloomGuardMiddleware:
 
     def _probed(self, request: HttpRequest, response: HttpResponseBase) -> HttpResponseBase:
         exchange = Exchange(request)
-        exchange.is_probe = True
+        exchange.is_guarded = True
         return exchange.end(response, sets_etags=self._sets_etags, is_debug=False)
 
     async def _acall(self, request: HttpRequest) -> HttpResponseBase:

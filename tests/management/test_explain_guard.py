@@ -7,6 +7,7 @@ import json
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
+from django.http import Http404
 from django.test import AsyncClient, Client
 from django.urls import URLPattern, path
 
@@ -334,6 +335,20 @@ def test_in_debug_a_lookup_tells_too(build, settings, client):
             "product: unknown (cold), auto: maybe",
             "product: unknown (cold), auto: absent",
         ]
+
+
+@pytest.mark.parametrize("client", [Client, AsyncClient], ids=["wsgi", "asgi"])
+def test_in_debug_a_404_names_no_guard_of_another_request(shop, settings, client):
+    """It has the other headers of the 404s of its view in which a guard was asked."""
+
+    def view(request, pk):
+        if "early" in request.GET:
+            raise Http404
+        return views.product(request, pk)
+
+    settings.DEBUG, settings.MIDDLEWARE = True, ["bloomguard.middleware.BloomGuardMiddleware"]
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", view))
+    assert headers(client, "/x/8/", "/x/8/?early", "/x/7/?early") == ["product: absent", None, None]
 
 
 def test_without_debug_nobody_is_told(shop, settings):
