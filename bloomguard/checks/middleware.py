@@ -16,7 +16,15 @@ from django.middleware.cache import FetchFromCacheMiddleware
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
-from ..routes.openness import ELSEWHERE, guards_number, guards_place, is_admin, middleware_classes, view_class_of
+from ..routes.openness import (
+    ELSEWHERE,
+    guards_number,
+    guards_place,
+    is_admin,
+    may_skip_views,
+    middleware_classes,
+    view_class_of,
+)
 from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
@@ -36,10 +44,12 @@ def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         yield Warning(
             f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
             "view runs: that middleware might have answered differently.",
-            hint=f"Put {_PATH!r} last, or right before FetchFromCacheMiddleware.",
+            hint=f"Put {_PATH!r} last, or, if each process_view before it is known, right before "
+            "FetchFromCacheMiddleware.",
             id="bloomguard.W011",
         )
-    for each in middleware_classes()[:number]:
+    before = middleware_classes()[:number]
+    for each in before if may_skip_views(before) else ():
         if isinstance(each, type) and issubclass(each, FetchFromCacheMiddleware):
             yield Warning(
                 f"MIDDLEWARE has {each.__module__}.{each.__qualname__} before BloomGuardMiddleware, so a request for "

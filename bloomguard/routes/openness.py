@@ -322,9 +322,12 @@ def guards_place() -> str:
     is_cache = isinstance(after[0], type) and issubclass(after[0], FetchFromCacheMiddleware)
     if len(after) > 1 or not is_cache:
         return ELSEWHERE
-    # The `process_view` of other middleware has not run yet.
-    views = [each for each in before if hasattr(each, "process_view") and _name_of(each) not in _PASSING_MIDDLEWARE]
-    return ELSEWHERE if views else BEFORE_CACHE
+    return BEFORE_CACHE if may_skip_views(before) else ELSEWHERE
+
+
+def may_skip_views(classes: list[Any]) -> bool:
+    """Whether a guard behind these may answer before the cache, when none of their ``process_view`` has run yet."""
+    return all(not hasattr(each, "process_view") or _name_of(each) in _PASSING_MIDDLEWARE for each in classes)
 
 
 def are_passing(handler: Any, hooks: str) -> bool:

@@ -263,6 +263,10 @@ def test_a_check_tells_of_middleware_that_comes_later(settings):
     assert "bloomguard.W011" not in ids()
     settings.MIDDLEWARE = [UPDATE, GUARD, FETCH]
     assert "bloomguard.W011" not in ids()
+    settings.MIDDLEWARE = [UPDATE, XVIEW, GUARD, FETCH]
+    assert "bloomguard.W011" in ids()
+    settings.MIDDLEWARE = [UPDATE, XVIEW, FETCH, GUARD]  # as the hint says
+    assert not {"bloomguard.W011", "bloomguard.W012"} & {*ids()}
 
 
 @both
