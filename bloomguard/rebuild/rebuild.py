@@ -321,7 +321,7 @@ class Rebuild:
         published = self.table.swap(
             mine,
             active=mine.building,
-            standby=mine.active if mine.status == ARMED else "",  # a fenced generation lacks rows, and answers nothing
+            standby=mine.active if mine.status == ARMED else "",  # a fenced one lacks rows, and answers nothing
             standby_until=None,
             building="",
             builder="",
@@ -335,10 +335,10 @@ class Rebuild:
             reason="",
             **growth_baseline(row),
         )
-        if published is None:
-            why = row.reason if row and not row.building else ""  # a fence ends the build
+        if published is None:  # a fence of this build leaves the builder's name; else the reason is an older one's
+            why = row.reason if row and row.builder and not row.building else "a fence, a roll-back or another builder"
             raise RebuildError(
-                f"{self.guard.name}: its state row changed during the build ({why or 'a fence or another builder'}), "
+                f"{self.guard.name}: its state row changed during the build ({why}), "
                 "so the new generation may lack a row and was not published; run it again"
             )
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)

@@ -450,6 +450,12 @@ def test_a_row_that_changed_meanwhile_forbids_publishing(build, clock):
     assert stores["default"].names("product") == [first.generation]
     assert (row().active, row().building, row().status) == (first.generation, "", FENCED)
 
+    def end(*figures):
+        states.table.swap(states.table.current("product"), building="", builder="")
+
+    with pytest.raises(RebuildError, match=r"\(a fence, a roll-back or another builder\)"):
+        Rebuild(registry["product"], sleep=clock.sleep, progress=end).run()  # the earlier fence is not the cause
+
 
 @pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
 def test_more_rows_than_room_are_not_published(kind, built, clock, monkeypatch):
