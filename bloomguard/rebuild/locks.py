@@ -25,7 +25,7 @@ from ..state.table import StateTable
 from ..state.transactions import has_begun
 from .proof import NO_PROOF, Proof
 
-#: A builder is dead if its last heartbeat is older than this.
+#: A builder is dead if its last heartbeat is older than this, or as far ahead.
 DEAD_AFTER_SECONDS = 60.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
@@ -53,7 +53,10 @@ def refuse_if_alive(table: StateTable, seen: State) -> None:
 
 
 def is_alive(table: StateTable, seen: State) -> bool:
-    """Return whether the builder named in ``seen`` had a heartbeat lately, by either clock, and, on this host, runs."""
+    """Return whether the builder named in ``seen`` sent a heartbeat in the last minute and, if on this host, runs.
+
+    Its clock may be a minute fast. If its heartbeat is further ahead, a clock was set back since.
+    """
     host, _, pid = seen.builder.rpartition("/")
     is_dead = abs(_silence(table, seen)) > timedelta(seconds=DEAD_AFTER_SECONDS)
     return not is_dead and (host != socket.gethostname() or _runs(int(pid)))

@@ -653,7 +653,7 @@ def announced_by(builder: str, silent: float = 0.0, generation: str = "theirs") 
     ],
 )
 def test_a_builder_that_is_alive_is_left_alone(builder, silent, alive, built, clock):
-    """Heard of within a minute by either clock, and if it is of this host it runs: then this build gives way."""
+    """Its heartbeat is at most a minute old or ahead, and if it is of this host it runs: then this build gives way."""
     announced_by(builder, silent)
     rebuilder = Rebuild(registry["product"], sleep=clock.sleep)
 
