@@ -52,6 +52,17 @@ def refuse_if_alive(table: StateTable, seen: State) -> None:
         )
 
 
+def superseded(table: StateTable, name: str) -> RebuildError:
+    """Return the error of a build that can no longer be published."""
+    row = table.row(name)
+    # A fence of this build leaves the builder's name; else the reason is an older one's.
+    why = row.reason if row and row.builder and not row.building else "a fence, a roll-back or another builder"
+    return RebuildError(
+        f"{name}: its state row changed during the build ({why}), so the new generation may lack a row and was not "
+        "published; run it again"
+    )
+
+
 def is_alive(table: StateTable, seen: State) -> bool:
     """Return whether the builder named in ``seen`` sent a heartbeat in the last minute and, if on this host, runs.
 

@@ -29,7 +29,7 @@ from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
 from . import refusals, standby
-from .locks import builder_id, refuse_if_alive, refuse_transaction, wait_for_writers
+from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
 from .pages import fill
 from .plan import Plan, Report, failure, growth_baseline, plan_layout
 from .proof import Proof
@@ -71,7 +71,7 @@ class Rebuild:
         self._mine: State | None = None
         self._seconds, self._expected = 0.0, KeysSummary(count=0)
         self._checks: list[PublishCheck] = []
-        self.published = False
+        self.published = self._is_lost = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
 
@@ -258,13 +258,16 @@ class Rebuild:
         if self._mine is not None and not self.published and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
             self._last_heartbeat = self._clock()
             try:
-                self.table.heartbeat(self._mine)
+                self._is_lost = not self.table.heartbeat(self._mine)
             except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
                 logger.info("bloomguard could not record that the build of %s is running: %s", self.guard.name, error)
 
     def _send_heartbeats(self) -> None:
+        """Renew those of this run. Raises :class:`RebuildError` if this build can be published no more."""
         for one in self.companions:
             one.heartbeat()
+        if self._is_lost:
+            raise superseded(self.table, self.guard.name)
 
     def _announce(self, seen: State) -> State:
         building = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
@@ -317,7 +320,6 @@ class Rebuild:
     def _publish(self, mine: State, rows: int, measured: float) -> None:
         assert self._generation is not None
         layout = self._generation.layout
-        row = self.table.row(mine.name)
         published = self.table.swap(
             mine,
             active=mine.building,
@@ -333,14 +335,10 @@ class Rebuild:
             bytes=layout.total_bytes,
             error_rate_measured=measured,
             reason="",
-            **growth_baseline(row),
+            **growth_baseline(self.table.row(mine.name)),
         )
-        if published is None:  # a fence of this build leaves the builder's name; else the reason is an older one's
-            why = row.reason if row and row.builder and not row.building else "a fence, a roll-back or another builder"
-            raise RebuildError(
-                f"{self.guard.name}: its state row changed during the build ({why}), "
-                "so the new generation may lack a row and was not published; run it again"
-            )
+        if published is None:
+            raise superseded(self.table, self.guard.name)
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 

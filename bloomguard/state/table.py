@@ -327,10 +327,10 @@ class StateTable:
                 [getattr(row, field.attname) for field in fields],
             )
 
-    def heartbeat(self, state: State) -> None:
-        """Update the builder's heartbeat; the version of the row stays."""
+    def heartbeat(self, state: State) -> bool:
+        """Update the builder's heartbeat; the version of the row stays. Return whether the row still names the build."""
         is_mine = f"{self.connection.quote('building')} = %s"
-        self._update(state.name, {"builder_seen_at": timezone.now()}, is_mine, state.building)
+        return self._update(state.name, {"builder_seen_at": timezone.now()}, is_mine, state.building)
 
     def set_mode(self, name: str, mode: str) -> None:
         """Override the guard's own mode with ``mode``; empty ends the override. Raises :class:`DatabaseError`."""

@@ -235,7 +235,7 @@ def test_a_waiting_builder_says_that_it_is_alive(server, fresh, clock):
     beats = []
     rebuild = Rebuild(registry["product"], sleep=clock.sleep, clock=clock)
     rebuild.announce()
-    rebuild.table.heartbeat, beat = beats.append, rebuild.table.heartbeat
+    rebuild.table.heartbeat, beat = lambda state: not beats.append(state), rebuild.table.heartbeat
     try:
         with Other(lambda: Product.objects.create(pk=2)) as other:
 

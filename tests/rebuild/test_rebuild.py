@@ -712,7 +712,7 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     """Every ten seconds of a long scan the row is told that its builder is alive."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 1)
     beats = []
-    monkeypatch.setattr(states.table, "heartbeat", lambda state: beats.append(clock.now))
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not beats.append(clock.now))
     began = clock.now
 
     def progress(done, total):
@@ -734,7 +734,7 @@ def test_a_builder_beats_while_it_looks_for_reasons_to_refuse(built, clock, monk
         return look(guard)
 
     monkeypatch.setattr(refusals, "declaration_refusals", slow)
-    monkeypatch.setattr(states.table, "heartbeat", lambda state: seen.append("beat"))
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not seen.append("beat"))
     monkeypatch.setattr(rebuild, "_fill", lambda *given: seen.append("scan") or fill(*given))
 
     rebuild.run()
@@ -759,6 +759,25 @@ def test_a_beat_that_fails_ends_no_build(built, clock, monkeypatch):
 
     assert states.table.current("product").active == report.generation != built.generation
     assert len(beats) == 10
+
+
+def test_a_build_that_a_fence_has_ended_stops_at_the_next_beat(built, clock, monkeypatch):
+    """A scan may take hours, and what it builds can be published no more; the error has the reason of the fence."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 1)
+    seen = []
+
+    def progress(done, total):
+        seen.append(done)
+        clock.now += 4
+        if len(seen) == 2:
+            states.table.fence("product", "raw SQL wrote to the table")
+
+    with pytest.raises(RebuildError, match=r"during the build \(raw SQL wrote to the table\)"):
+        Rebuild(registry["product"], progress=progress, sleep=lambda seconds: None, clock=clock).run()
+
+    assert seen == [1, 2, 3], "it read on after the beat"
+    assert row().building == ""
+    assert stores["default"].names("product") == [built.generation]
 
 
 # -- kills

@@ -342,12 +342,15 @@ def test_columns_beyond_the_copy_are_written_too(table):
 
 
 def test_a_beat_changes_no_version(table):
-    """A builder that says it is alive changes nothing that a lease depends on, and nobody else's build."""
+    """A builder that says it is alive changes nothing that a lease depends on, and nobody else's build.
+
+    It learns whether the row still names its own.
+    """
     table.swap(State("city"), building="a")
-    table.heartbeat(State("city", building="another"))
+    assert not table.heartbeat(State("city", building="another"))
     silent = GuardState.objects.using(table.connection.alias).get().builder_seen_at
 
-    table.heartbeat(State("city", building="a"))
+    assert table.heartbeat(State("city", building="a"))
 
     assert silent is None
     assert GuardState.objects.using(table.connection.alias).get().builder_seen_at is not None
