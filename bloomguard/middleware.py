@@ -93,9 +93,9 @@ class Exchange(LookupContext):
         view = getattr(self.request.resolver_match, "view_name", None)
         guards = asked.get(view, frozenset())
         # A copy: a thread of the view may be in the middle of a query.
-        now = {guard for guard, _ in self.known.copy()}
-        if not now <= guards:
-            guards = asked[view] = guards | now
+        for guard, _ in self.known.copy():
+            if guard not in guards:
+                guards = asked[view] = guards | {guard}
         self.is_guarded = bool(guards)
         found = []
         for guard in guards:

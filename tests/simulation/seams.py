@@ -39,6 +39,7 @@ def install() -> None:
     """Done once a process, and never undone."""
     from django.db import connections
 
+    from bloomguard.guards import meta
     from bloomguard.rebuild import locks, pages, rebuild, standby
     from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
@@ -80,6 +81,7 @@ def install() -> None:
     _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
     _put(fencing, connections=simulated | {"default": connections["default"]})
     _put(rebuild, refuse_transaction=lambda aliases: None)
+    _put(meta, router=SimpleNamespace(db_for_write=lambda model: "rows"))
     _put(
         locks,
         os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),
