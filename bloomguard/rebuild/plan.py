@@ -241,12 +241,15 @@ def open_active(guard: Guard, state: State, *, name: str = "", store: Store | No
         raise StoreError("there is no filter yet")
     if not state.is_ours or not state.is_in(store.identity):
         raise StoreError(state.describe_location(store))
-    place = guard._meta.place.source(guard._meta.database)
+    try:
+        place = guard._meta.place.source(guard._meta.database)
+    except Exception as error:  # a router's own, or that of the guard's ``scopes``
+        raise StoreError(f"nothing says from which database its rows would be read: {error!r}") from error
     if state.source not in ("", place):
         raise StoreError(
-            f"its filter was built from {state.source!r} (database/schema), but rows would be read from "
+            f"its filter was built from {state.source!r} (database/schema:tables), but rows would be read from "
             f"{place or 'an unknown schema'!r}; check DATABASE_ROUTERS and search_path of this process, or "
-            "rebuild_filter if the database was replaced"
+            "rebuild_filter if the table or the database was replaced"
         )
     return store.open(guard.name, name, active.find_key_hash, state.identity)
 

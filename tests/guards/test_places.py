@@ -228,11 +228,30 @@ def test_a_table_that_another_program_has_replaced_is_another_one(tenants, build
 
     try:
         assert decisions(1, 7) == [MAYBE, AMBIGUOUS]
-        assert "was built from" in assess(registry["product"]).reasons[0]
+        assert "if the table or the database was replaced" in assess(registry["product"]).reasons[0]
         build("product")
         assert decisions(7, 8) == [MAYBE, ABSENT]
     finally:
         run("DROP TABLE shop_product", "ALTER TABLE former RENAME TO shop_product")
+
+
+class NeedsTenant:
+    """Products are in the database of a tenant, and none is set."""
+
+    def db_for_write(self, model, **hints):
+        if model is Product:
+            raise LookupError("no tenant is set")
+
+
+def test_checks_and_commands_report_a_router_that_raises(build, settings):
+    """It names the database of the rows in requests alone."""
+    build("product")
+    settings.DATABASE_ROUTERS = [NeedsTenant()]
+
+    assert "no tenant is set" in explain._look_at(registry["product"])["fault"]
+    assert ["no tenant is set" in each.msg for each in check_filters(None) if "'product'" in each.msg] == [True]
+    with pytest.raises(CommandError, match="no tenant is set"):
+        call_command("rebuild_filter", "product", "--if-needed")
 
 
 def test_a_server_that_hides_which_it_is_answers_all_the_same(build, monkeypatch, clock):
