@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -150,9 +151,13 @@ def makes_djangos_sql(compiler: Any, compiled: Any = None, *, text_only: bool = 
     calls ``pre_save`` of fields, which may store files.
     """
     try:
+        compiler = copy(compiler)
+        compiler.query = compiler.query.clone()  # a package may change the query while it is compiled
         query = object.__new__(djangos_class(compiler.query))
         vars(query).update(vars(compiler.query))
         twin = djangos_class(compiler)(query, compiler.connection, compiler.using)
+        if compiled:  # the setup is done; that of an UPDATE of several tables queries, and replaces the WHERE
+            twin.pre_sql_setup = lambda: None
         twin.returning_fields = getattr(compiler, "returning_fields", None)
         if not is_djangos_compiler(twin):
             return False  # patched

@@ -13,14 +13,14 @@ from django.db.models import Case, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Upper
 from django.db.models.sql.compiler import SQLInsertCompiler, SQLUpdateCompiler
-from django.test.utils import isolate_apps
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences
-from tests.shop.models import Article, Diary, Order
+from tests.shop.models import Article, Bundle, Diary, Order, Product, Review
 from tests.support import database
 from tests.support.guarding import registered
 from tests.support.orm_writes import without_autocommit
@@ -319,6 +319,11 @@ def renames(manager):
     manager.update(slug="new")
 
 
+def renames_by_a_join(manager):
+    Review.objects.create(product=Product.objects.create(), article=manager.get())
+    manager.filter(review__product__name="").update(slug="new")
+
+
 def saves(manager):
     row = manager.get()
     row.slug = "new"
@@ -326,7 +331,7 @@ def saves(manager):
 
 
 @database.without_mariadb
-@pytest.mark.parametrize("write", [renames, saves])
+@pytest.mark.parametrize("write", [renames, renames_by_a_join, saves])
 def test_statements_of_another_packages_compiler_are_followed_if_djangos_are_the_same(
     each_database, fresh, clock, monkeypatch, block, write
 ):
@@ -346,6 +351,22 @@ def test_statements_of_another_packages_compiler_are_followed_if_djangos_are_the
         assert guard.verdict("new") is Verdict.MAYBE
         assert [orders.verdict(UUID(int=each)) for each in (7, 8, 9)] == [Verdict.MAYBE] * 3
         assert orders.verdict(UUID(int=10)) is Verdict.ABSENT
+
+
+@database.without_mariadb
+def test_another_packages_update_of_two_tables_selects_its_rows_once(each_database, fresh, clock, monkeypatch):
+    """Its setup reads the rows of a child and its parent; what Django would make of it is compiled without."""
+    connection = connections[database.current]
+    compiler = connection.ops.compiler
+    Bundle.objects.create(name="old")
+    with registered(Bundle, name="mine", lookup="size") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(connection.ops, "compiler", lambda name: SameUpdate if "Update" in name else compiler(name))
+        with CaptureQueriesContext(connection) as sent:
+            Bundle.objects.filter(name="old").update(size=5, name="new")
+
+        assert len([each for each in sent if each["sql"].startswith("SELECT") and "shop_" in each["sql"]]) == 1
+        assert (status("mine"), guard.verdict(5)) == (ARMED, Verdict.MAYBE)
 
 
 @on_postgresql
