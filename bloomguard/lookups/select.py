@@ -140,8 +140,8 @@ def _selecting(execute: Execute) -> Execute:
             lookup, value, decision = asked
             if decision.verdict is Verdict.ABSENT:
                 context.note_avoided(lookup.guard)
-                # As for `EmptyResultSet`; `is_certain` has compiled it.
-                return iter(()) if result_type == MULTI else None
+                # As the database does, for a package's compiler may look at it; `is_certain` has compiled it.
+                return (iter(()) if chunked_fetch else []) if result_type == MULTI else None
             generation = lookup.active_filter.answered_last  # before the query
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if chunked_fetch or (result and decision is MAYBE):

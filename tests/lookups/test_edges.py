@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import functools
 from contextlib import contextmanager
+from copy import copy
 
 import pytest
 from django.core.cache import caches
 from django.db import DatabaseError, OperationalError, connections, transaction
 from django.db.backends.utils import CursorWrapper
-from django.db.models import Case, F, Func, IntegerField, Q, Value, When
+from django.db.models import Case, F, Func, IntegerField, Q, QuerySet, Value, When
 from django.db.models.expressions import RawSQL
 from django.db.models.functions import Length
 from django.db.models.lookups import GreaterThan
 from django.db.models.sql import Query
 from django.db.models.sql.compiler import SQLCompiler
+from django.db.models.sql.constants import MULTI
 from django.db.models.sql.datastructures import BaseTable
 from django.db.models.sql.where import OR, WhereNode
+from django.test.utils import CaptureQueriesContext
 
 from bloomguard import get_or_load
 from bloomguard.guards import registry
@@ -339,12 +342,54 @@ def test_a_packages_classes_are_answered_if_djangos_make_the_same_sql(lookups, m
     assert queries(lambda: found(ABSENT)) == 1
 
 
+class Hinted(SQLCompiler):
+    """What the project has set for one statement is gone once it is compiled."""
+
+    def as_sql(self, *args, **kwargs):
+        sql, parameters = super().as_sql(*args, **kwargs)
+        return f"{sql}{vars(self.query).pop('hint', '')}", parameters
+
+
+def test_a_query_that_its_compiler_changes_is_sent_unchanged(lookups, monkeypatch):  # noqa: F811
+    """To find out whether Django's classes make the same SQL, a copy of it is compiled."""
+    monkeypatch.setattr(connections[database.current].ops, "compiler", lambda name: Hinted)
+    found = rows.filter(pk=ABSENT)
+    found.query.hint = " /* of the project */"
+
+    with CaptureQueriesContext(connections[database.current]) as sent:
+        assert not found
+    assert sent[-1]["sql"].endswith(" /* of the project */")
+
+
+class Falling(SQLCompiler):
+    """Looks at what it gets: it has another place for rows that are not in the table."""
+
+    def execute_sql(self, result_type=MULTI, **options):
+        return super().execute_sql(result_type, **options) or [[(ABSENT, "archived")]]
+
+
+def test_an_answer_is_what_the_database_gives(lookups, monkeypatch):  # noqa: F811
+    """An empty list, which is false, and no iterator."""
+    monkeypatch.setattr(connections[database.current].ops, "compiler", lambda name: Falling)
+
+    assert [each.name for each in rows.filter(pk=ABSENT)] == ["archived"]
+
+
 class OtherTable(BaseTable):
     """The same, put into one query."""
 
     def as_sql(self, compiler, connection):
         sql, parameters = super().as_sql(compiler, connection)
         return of_other_table(sql), parameters
+
+
+class OtherMeta(Query):
+    """Of a package that gives each year a table: Django's ``Query`` takes the name of the table from here."""
+
+    def get_meta(self):
+        meta = copy(super().get_meta())
+        meta.db_table = "shop_other"
+        return meta
 
 
 def of_other_table(sql):
@@ -360,6 +405,8 @@ def reading_elsewhere(how, monkeypatch):
             patch.setattr(connections[database.current].ops, "compiler", lambda name: Elsewhere)
         elif how == "patched compiler":
             patch.setattr(SQLCompiler, "get_from_clause", from_another_table)
+        elif how == "meta":
+            found = QuerySet(Product, query=OtherMeta(Product)).filter(pk=ABSENT)
         else:
             [alias] = found.query.alias_map
             if how == "class":
@@ -376,9 +423,10 @@ def test_a_query_that_reads_another_table_is_sent(lookups, monkeypatch, how):  #
         assert found.get().name == "coffee"
 
 
-def test_a_query_whose_table_has_another_name_is_sent(lookups, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("how", ["name", "meta"])
+def test_a_query_whose_table_has_another_name_is_sent(lookups, monkeypatch, how):  # noqa: F811
     """It may be a partition of the project's; here there is no such table, so the database refuses it."""
-    with reading_elsewhere("name", monkeypatch) as found, pytest.raises(DatabaseError):
+    with reading_elsewhere(how, monkeypatch) as found, pytest.raises(DatabaseError):
         found.first()
 
 
