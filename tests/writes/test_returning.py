@@ -353,6 +353,36 @@ def test_statements_of_another_packages_compiler_are_followed_if_djangos_are_the
         assert orders.verdict(UUID(int=10)) is Verdict.ABSENT
 
 
+class Counting(models.IntegerField):
+    def pre_save(self, instance, add):
+        instance.saves += 1
+        return instance.saves
+
+
+@on_sqlite
+def test_another_packages_insert_calls_pre_save_once(each_database, fresh, clock, monkeypatch):
+    """It may store a file, or draw a number: what Django would make of the INSERT is compiled without."""
+    operations = connections[database.current].ops
+    compiler = operations.compiler
+    with isolate_apps("tests.shop"):
+
+        class Draw(models.Model):
+            id = models.UUIDField(primary_key=True)
+            saves = Counting(default=0)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_draw"
+
+        with table_of(Draw), registered(Draw, name="draw") as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            monkeypatch.setattr(operations, "compiler", lambda name: SameInsert if "Insert" in name else compiler(name))
+            Draw.objects.create(id=OTHER)
+
+            assert Draw.objects.get().saves == 1
+            assert (status("draw"), guard.verdict(OTHER)) == (ARMED, Verdict.MAYBE)
+
+
 @database.without_mariadb
 def test_another_packages_update_of_two_tables_selects_its_rows_once(each_database, fresh, clock, monkeypatch):
     """Its setup reads the rows of a child and its parent; what Django would make of it is compiled without."""
