@@ -150,9 +150,9 @@ def _is_bounded(query: Query) -> bool:
 
 def _reads_own_table(query: Query) -> bool:
     """Return whether the query begins with its model's table: a project may have put another one in its place."""
-    table = query.model._meta.db_table  # not ``get_meta()``, which a package may override
+    model: Any = query.model  # not ``get_meta()``, which a package may override
     return all(
-        join.parent_alias is not None or (type(join) is BaseTable and join.table_name == table)
+        join.parent_alias is not None or (type(join) is BaseTable and join.table_name == model._meta.db_table)
         for join in query.alias_map.values()
     )
 
