@@ -328,7 +328,7 @@ class StateTable:
             )
 
     def heartbeat(self, state: State) -> bool:
-        """Update the builder's heartbeat; the version of the row stays. Return whether the row still names the build."""
+        """Update the builder's heartbeat, not the row's version; return whether the row still names the build."""
         is_mine = f"{self.connection.quote('building')} = %s"
         return self._update(state.name, {"builder_seen_at": timezone.now()}, is_mine, state.building)
 
