@@ -8,7 +8,6 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
-from django.db import DEFAULT_DB_ALIAS
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
@@ -96,12 +95,6 @@ class GuardRuntime:
             return answering
         except Exception:  # the guard is misconfigured: a system check reports it
             return ERROR
-
-    def add(self, value: Any, using: str = DEFAULT_DB_ALIAS) -> bool:
-        """Add a value just written by ``using``; return ``False`` if the add could not be confirmed."""
-        if self._guard.scope is not None:
-            self.active_filter.table.renewed(self._guard.name)  # `key_written` may need it
-        return self.active_filter.add([self._guard._meta.key_written(using)(value)])
 
     # -- one value
 

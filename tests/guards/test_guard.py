@@ -309,15 +309,6 @@ def test_rows_are_those_that_exist_for_the_public(db):
     assert list(registry["article"]._meta.rows()) == [alive]
 
 
-def test_added_values_may_exist(build):
-    """``add`` takes a value before its row is committed, and returns that the add is confirmed."""
-    build("product")
-    guard = registry["product"]
-
-    assert guard._runtime.add("4")
-    assert [guard.verdict(value) for value in (4, 5)] == [Verdict.MAYBE, Verdict.ABSENT]
-
-
 # -- an absence whose grounds have not changed
 
 

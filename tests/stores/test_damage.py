@@ -111,7 +111,7 @@ def test_a_damaged_filter_passes_with_one_warning_and_is_mended(damage, build, c
         for number in range(400):
             found.append(guard.verdict(number))
             clock.now += 0.01
-        added = guard._runtime.add(301)
+        added = guard._runtime.active_filter.add([guard._meta.keys.key(301)])
 
     assert found == [Verdict.UNKNOWN] * 400
     assert not added
