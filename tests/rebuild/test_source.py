@@ -379,7 +379,7 @@ def test_between_two_pages_others_can_write_to_sqlite(model, each_database, monk
             with connections[alias].cursor() as cursor:
                 cursor.execute("UPDATE leaf SET id = upper(id) WHERE rowid % 2")
                 cursor.execute("UPDATE leaf SET id = 'short' || rowid WHERE rowid % 3 = 0")
-        with closing(Source(guard, alias).pages()) as pages, closing(sqlite3.connect(path, 0.1)) as other:
+        with closing(Source(guard, alias).pages()) as pages, closing(sqlite3.connect(path, timeout=0.1)) as other:
             found = list(next(pages).keys)
             other.execute("CREATE TABLE another (id INTEGER)")
             other.commit()
