@@ -43,17 +43,18 @@ def fuzz(*arguments: object) -> dict[str, Any]:
     return found
 
 
-def hold(found: dict[str, Any], steps: int) -> None:
-    """At least a third of the absent keys are denied, so that the guards do answer: many steps fence them."""
+def hold(found: dict[str, Any], steps: int, passing: float = 1.0) -> None:
+    """``passing`` for each key that is denied may pass: most of the time the guards answer."""
     assert found["steps"] >= steps
     assert [name for name in EVERYTHING if not found.get(name)] == []
-    assert found["denied"] * 2 > found["passed"]
+    assert found["denied"] * passing > found["passed"]
 
 
 @pytest.mark.parametrize(("database", "steps"), [("sqlite", 5_000), ("postgresql", 3_000), ("mariadb", 2_000)])
 def test_no_row_is_denied_and_no_write_comes_out_otherwise(database, steps):
     """Every committed row passes in two processes, and rows, results and errors are those of a twin without guards."""
-    hold(fuzz("--database", database, "--steps", steps), steps)
+    # On MariaDB more writes fence: there an UPDATE returns no rows.
+    hold(fuzz("--database", database, "--steps", steps), steps, passing=2.0 if database == "mariadb" else 1.0)
 
 
 def test_a_seed_is_a_program():
@@ -89,4 +90,4 @@ def test_the_same_holds_for_150_000_steps(database):
     found = fuzz("--database", database, "--steps", 150_000, "--first", 1_000_000)
     print(json.dumps(found))
 
-    hold(found, 150_000)
+    hold(found, 150_000, passing=2.0 if database == "mariadb" else 1.0)

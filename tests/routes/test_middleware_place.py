@@ -164,7 +164,7 @@ def test_what_a_factory_makes_has_the_first_word_too(shop, settings, get):
 
 
 def test_middleware_of_djangos_that_answers_in_place_of_a_view_does_so_for_an_absent_row(shop, settings):
-    """``XViewMiddleware`` answers a HEAD from inside without a row, and from any other address it lets the view run."""
+    """``XViewMiddleware`` itself answers a HEAD of staff, or from ``INTERNAL_IPS``; for all others the view runs."""
     settings.MIDDLEWARE = [
         UPDATE,
         "django.contrib.sessions.middleware.SessionMiddleware",
