@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import cached_property
 from time import perf_counter_ns
@@ -13,7 +14,9 @@ from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..process import LogOnce
 from ..state.active_filter import ActiveFilter
+from ..state.connection import CONNECT_SECONDS, READ_SECONDS
 from ..state.row import Copy, State
+from ..state.table import StateTable
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,
@@ -171,7 +174,13 @@ class GuardRuntime:
             active = self.active_filter
             copy = active.table.copy
             decision = active.ask_now(key) or await active.aask(key)
-            if decision is None:  # the state rows or a filter must be read
+            if decision is None and active.last_check is not None and active.table.lease(self._guard.name) is None:
+                await _arenew(active.table)
+                copy = active.table.copy
+                decision = active.ask_now(key) or await active.aask(key)
+                if decision is None and active.table.lease(self._guard.name) is None:
+                    decision = LEASE
+            if decision is None:  # a filter must be read, or at the start the state rows
                 decision = await in_a_thread(self.ask)(key)
             elif decision.verdict is Verdict.ABSENT:
                 row = active.table.lease(self._guard.name)
@@ -282,6 +291,23 @@ class GuardRuntime:
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
         self._log.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
+
+
+#: The read of the state rows that the tasks of each event loop wait for.
+_renewals: dict[asyncio.AbstractEventLoop, asyncio.Task[bool]] = {}
+
+
+async def _arenew(table: StateTable) -> None:
+    """Read the state rows in one thread for all tasks of the loop.
+
+    With a thread for each, none would be left for the project's own calls while the database hangs.
+    """
+    loop = asyncio.get_running_loop()
+    renewal = _renewals.get(loop)
+    if renewal is None:
+        renewal = _renewals[loop] = loop.create_task(in_a_thread(table.renew)())
+        renewal.add_done_callback(lambda _: _renewals.pop(loop, None))
+    await asyncio.wait({renewal}, timeout=CONNECT_SECONDS + READ_SECONDS)
 
 
 def decision_for(error: Exception) -> Decision:
