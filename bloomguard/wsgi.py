@@ -47,7 +47,7 @@ def shield(application: Application) -> Application:
         headers, body = response
         start_response(page.status, list(headers))  # outside of `try`: the server handles its own errors
         # No list: for one of one item some servers add a Content-Length, which Django's responses do not get.
-        return iter(() if method == "HEAD" else (body,))
+        return iter((body,))
 
     return shielded
 

@@ -120,9 +120,11 @@ class NotFoundPage:
         return frozenset(name.encode("latin-1") for name in self.varies)
 
     def answer(self, method: str) -> tuple[Headers, bytes]:
-        """Return the headers and the body for one request, with new nonces."""
-        headers = self.head_headers if method == "HEAD" else self.headers
-        body = b"" if method == "HEAD" else self.body
+        """Return the headers and the body for one request, with new nonces.
+
+        HEAD has the body too, as Django's responses do: the server drops it, and wrappers may set headers by it.
+        """
+        headers, body = self.head_headers if method == "HEAD" else self.headers, self.body
         for old in self.nonces:
             new = secrets.token_urlsafe(len(old))[: len(old)]
             headers = _with_nonce(headers, old, new)
