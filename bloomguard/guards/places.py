@@ -227,12 +227,19 @@ class Place:
         self._guard = guard
         table = guard.model._meta.db_table
         self._tables = [table, *sorted(guard._meta.tables - {table})]
+        self._names: dict[tuple[str, Any], list[str]] = {}
 
     def _loose(self, alias: str) -> list[str]:
         """Return the guard's tables, quoted, whose schema the ``search_path`` decides: on PostgreSQL, without one."""
-        connection = connections[alias]
-        tables = self._tables if connection.vendor == "postgresql" else ()
-        return [name for name in map(connection.ops.quote_name, tables) if '"."' not in name]
+        # For each task of an event loop, Django would make a connection object anew.
+        place = alias, connections.settings.get(alias, {}).get("ENGINE")
+        names = self._names.get(place)
+        if names is None:
+            connection = connections[alias]
+            tables = self._tables if connection.vendor == "postgresql" else ()
+            names = [name for name in map(connection.ops.quote_name, tables) if '"."' not in name]
+            self._names[place] = names
+        return names
 
     def _schemas(self, alias: str) -> list[Tables]:
         """Return the schemas that have each of these tables. May query."""

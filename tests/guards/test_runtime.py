@@ -6,6 +6,8 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+
 from bloomguard import registry
 from bloomguard.state.connection import StateConnection
 from bloomguard.verdicts import Verdict
@@ -42,3 +44,20 @@ def test_one_thread_reads_the_state_rows_for_all_requests_of_an_event_loop(build
 
     assert set(asyncio.run(flood())) == {Verdict.ABSENT}
     assert len(reads) == 1
+
+
+def test_an_absent_id_costs_an_event_loop_no_connection_object(build, monkeypatch):
+    """Django makes another one for each task; the guard needs none for what it knows."""
+    Product.objects.create(pk=7)
+    build("product")
+    guard, made, make = registry["product"], [], BaseDatabaseWrapper.__init__
+    assert guard.verdict(8) is Verdict.ABSENT
+    monkeypatch.setattr(BaseDatabaseWrapper, "__init__", lambda *args: (made.append(args), make(*args))[1])
+    for module in ("places", "runtime"):
+        monkeypatch.setattr(f"bloomguard.guards.{module}.needs_orm_thread", lambda: False)
+
+    async def ask():
+        return {await asyncio.create_task(guard.averdict(number)) for number in (8, 9)}
+
+    assert asyncio.run(ask()) == {Verdict.ABSENT}
+    assert made == []
