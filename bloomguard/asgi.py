@@ -54,6 +54,11 @@ def shield(application: Application) -> Application:
         if found is None:
             await application(scope, receive, send)
         else:
+            # As Django does: hypercorn closes the connection, with all its streams, after an answer to half a request.
+            while (message := await receive())["type"] == "http.request" and message.get("more_body"):
+                pass
+            if message["type"] == "http.disconnect":
+                return
             headers, body = found
             # New ones each time: what is put around the door may change them.
             await send({"type": "http.response.start", "status": 404, "headers": list(headers)})

@@ -542,3 +542,26 @@ def test_may_answer_says_why_not(shop, shielded, pages):
         ("asks", "applies"): "TemporaryGuard.applies needs the request",
         ("posts", "plain"): "its guard and its view have neither GET nor HEAD in common",
     }
+
+
+def test_the_body_of_a_request_is_read_before_the_answer(shop):
+    """As by Django: a server may close the connection, with all that it carries, after an answer to half a request."""
+    site, did, left = Asgi(), [], []
+    body = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, True, False)]
+    scope = {"type": "http", "method": "GET", "path": "/products/8/", "headers": [(b"host", b"testserver")]}
+
+    async def receive():
+        did.append("receive")
+        return left.pop(0)
+
+    async def send(message):
+        did.append(message["type"])
+
+    for messages, wanted in (
+        (body, ["receive"] * 3 + ["http.response.start", "http.response.body"]),
+        ([body[0], {"type": "http.disconnect"}], ["receive"] * 2),
+    ):
+        did[:], left[:] = [], messages
+        asyncio.run(site.application(scope, receive, send))
+        assert did == wanted
+    assert site.reached == []
