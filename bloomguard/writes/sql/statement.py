@@ -20,6 +20,7 @@ from .words import (
     LEADING,
     NEVER_FUNCTIONS,
     RELATIONS,
+    REPLACING,
     ROWID,
     SCANNED,
     SYSTEM_TABLES,
@@ -144,6 +145,7 @@ class Statement(Tokens):
         self.add("insert", targets)
         if self.has(*UPSERTING):
             self.add("update", targets)
+        if self.has(*REPLACING):
             self.add("delete", targets)
         self.calls(start)
         return self.effects

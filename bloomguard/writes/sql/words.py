@@ -54,8 +54,9 @@ RELATIONS = _words("index sequence table view")
 KEEPING = _words("algorithm detach disable drop enable lock owner validate")
 #: Words between INTO and a table, or between INSERT or REPLACE and a table, where INTO may be left out.
 BEFORE_TABLE = _words("delayed global high_priority ignore local low_priority only table temp temporary unlogged")
-#: Words of a statement that may also update or delete rows of the table after its INTO.
+#: Words of a statement that may also update rows of the table after its INTO; and of one that may delete some.
 UPSERTING = ("conflict", "duplicate", "merge", "replace")
+REPLACING = ("merge", "replace")
 #: SQLite's names for the primary key that every table has.
 ROWID = frozenset({"rowid", "oid", "_rowid_"})
 #: Tables of the database itself, by which one may change its definitions.

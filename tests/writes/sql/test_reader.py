@@ -432,6 +432,23 @@ def test_what_a_trigger_does(sql, tables):
 
 
 @pytest.mark.parametrize(
+    ("sql", "deletes"),
+    [
+        ("INSERT INTO shop_product VALUES (1) ON CONFLICT DO NOTHING", False),
+        ("INSERT INTO shop_product VALUES (1) ON CONFLICT (id) DO UPDATE SET slug = 'x'", False),
+        ("INSERT INTO shop_product VALUES (1) ON DUPLICATE KEY UPDATE slug = 'x'", False),
+        ("INSERT OR REPLACE INTO shop_product VALUES (1)", True),
+        ("REPLACE INTO shop_product VALUES (1)", True),
+        ("MERGE INTO shop_product USING other ON true WHEN MATCHED THEN DELETE", True),
+    ],
+)
+@pytest.mark.parametrize("vendor", ["postgresql", "sqlite", "mysql"])
+def test_an_upsert_deletes_nothing(sql, deletes, vendor):
+    """So it fires no `ON DELETE SET NULL` of a table that refers to it. REPLACE deletes the rows in its way."""
+    assert (sqltext.Effect("delete", "shop_product") in sqltext.read(sql, vendor).effects) is deletes
+
+
+@pytest.mark.parametrize(
     ("body", "vendor"),
     [
         ("BEGIN OPEN c FOR UPDATE shop_product SET slug = 'x' RETURNING id; END", "postgresql"),
