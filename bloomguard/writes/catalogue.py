@@ -11,6 +11,8 @@ from .sql.tokens import bare
 #: The verbs that write a row, which a BEFORE trigger may change.
 ROW = frozenset({"insert", "update"})
 WRITES = ROW | {"delete"}
+#: Among the columns of an update, says that it sets them to NULL. No column has this name.
+EMPTIED = ""
 
 
 class Flow(NamedTuple):

@@ -26,13 +26,13 @@ from ..state.row import FENCED
 from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
-from .catalogue import ROW, WRITES, Catalogue
+from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import are_two, bare
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
-from .tables import columns, guarded_tables
+from .tables import columns, guarded_tables, own_columns
 
 logger = logging.getLogger("bloomguard")
 
@@ -303,6 +303,8 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return True
     if isinstance(guard, unknown_guards.UnknownGuard) and (effect.verb != "copy" or not guard.has_model):
         return True  # also of a column that no model of this process has
+    if EMPTIED in effect.columns and effect.columns & own_columns(guard, table):
+        return False  # a row with a NULL in its key has none
     key_columns = columns(guard, table)
     if effect.verb == "copy":
         return not key_columns <= effect.columns

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
-from .catalogue import ROW, WRITES, Catalogue
+from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .sql.reader import read, read_body, read_trigger
 from .sql.statement import ANY_FIELD, ANYTHING, Effect
 from .sql.tokens import bare, routine
@@ -91,8 +91,10 @@ def add_action(
     """Add a foreign key from ``columns`` of ``child`` to ``referenced`` of ``parent``, with its actions."""
     own, because = frozenset(column.lower() for column in columns), f"a foreign key of {child!r}"
     changed = Effect("update", bare(child), own)
-    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": changed, "SET DEFAULT": changed}.get(on_delete)
-    moved = changed if on_update in ("CASCADE", "SET NULL", "SET DEFAULT") else None
+    # Of several columns, PostgreSQL may set only some to NULL.
+    emptied = changed._replace(columns=own | {EMPTIED}) if len(own) == 1 else changed
+    gone = {"CASCADE": Effect("delete", bare(child)), "SET NULL": emptied, "SET DEFAULT": changed}.get(on_delete)
+    moved = {"CASCADE": changed, "SET NULL": emptied, "SET DEFAULT": changed}.get(on_update)
     if gone is not None:
         catalogue.add(parent, frozenset({"delete"}), gone, because=because, is_active=True)
     if moved is not None:

@@ -87,6 +87,13 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     return frozenset(folded(field) for field in watched_fields(guard) if _table(field) == table)
 
 
+def own_columns(guard: Guard, table: str) -> frozenset[str]:
+    """Return the columns of ``table``, in lower case, that are the guard's key, or parts of it."""
+    with suppress(Exception):  # a system check reports the mistake
+        return frozenset(folded(field) for field in guard._meta.fields if _table(field) == table)
+    return frozenset()
+
+
 def folded(field: Any) -> str:
     """Return a field's column in lower case: for SQLite and MariaDB two spellings are one column."""
     return str(field.column).lower()

@@ -30,9 +30,10 @@ BOTH = [
     "INSERT INTO raw_owner VALUES ('gone')",
     "CREATE TABLE raw_child (id integer PRIMARY KEY, title varchar(50), category varchar(50) DEFAULT 'misc' REFERENCES "
     "raw_parent (code) ON UPDATE CASCADE ON DELETE SET DEFAULT, draft_of varchar(50) REFERENCES raw_parent (code) ON "
-    "DELETE SET NULL, owner varchar(50) REFERENCES raw_owner (code) ON DELETE CASCADE)",
-    "INSERT INTO raw_child VALUES (1, '', 'toys', NULL, NULL), (2, '', 'misc', 'wip', NULL)",
-    "INSERT INTO raw_child VALUES (3, '', NULL, NULL, 'gone')",
+    "DELETE SET NULL, owner varchar(50) REFERENCES raw_owner (code) ON DELETE CASCADE, editor varchar(50) REFERENCES "
+    "raw_owner (code) ON DELETE SET NULL)",
+    "INSERT INTO raw_child VALUES (1, '', 'toys', NULL, NULL, NULL), (2, '', 'misc', 'wip', NULL, 'gone')",
+    "INSERT INTO raw_child VALUES (3, '', NULL, NULL, 'gone', NULL)",
     "CREATE TABLE raw_plain (id integer PRIMARY KEY, parent varchar(50) REFERENCES raw_parent (code))",
     "CREATE TABLE raw_source (id integer PRIMARY KEY, note varchar(50))",
     "CREATE TABLE raw_audited (id integer PRIMARY KEY, note varchar(50))",
@@ -418,18 +419,19 @@ def declared(vendor):
 
     yield registered(Article, name="raw-article", lookup="slug", alive=Q(deleted=False))
     yield registered(Product, name="raw-product")
-    child = model(
-        "raw_child", category=models.CharField(max_length=50), draft_of=models.CharField(max_length=50, null=True)
-    )
+    names = {name: models.CharField(max_length=50, null=True) for name in ("draft_of", "editor")}
+    child = model("raw_child", category=models.CharField(max_length=50), **names)
     yield registered(child, name="raw-child", lookup=("category", "id"))
     yield registered(child, name="raw-drafts", alive=Q(draft_of=None))
+    yield registered(child, name="raw-editor", lookup=("editor", "category"))  # a row without one has no key
     if vendor == "postgresql":
         yield registered(model("raw_top"), name="raw-top")
         yield registered(model("raw_event"), name="raw-event")
 
 
 def keys(guard):
-    return set(guard._meta.rows().using(database.current).values_list(*guard._meta.attnames))
+    rows = guard._meta.rows().using(database.current).values_list(*guard._meta.attnames)
+    return {row for row in rows if None not in row}
 
 
 class Undo(Exception):
