@@ -339,7 +339,7 @@ def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
     # Not a deep copy: of some values, such as an SSL context, there is none.
     options = {name: value for name, value in given["OPTIONS"].items() if name != "pool"}
     own.settings_dict = {**given, "AUTOCOMMIT": True, "OPTIONS": options}
-    own.is_own, make = is_own, own.get_new_connection
+    own.is_own, own.is_in_memory_db, make = is_own, lambda: False, own.get_new_connection  # else it is never closed
 
     def get_new_connection(parameters: Any) -> Any:
         own.alias = f"{alias}:bloomguard-{pool}-{os.getpid()}"
