@@ -27,6 +27,7 @@ from django.test import AsyncClient, Client
 
 from .door.probes import collect_statements
 from .exceptions import StoreError, UnknownGeneration
+from .filters.bulk import one_by_one
 from .filters.hashing import KeyHash
 from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
@@ -220,11 +221,11 @@ class _Keys(Generation):
     def is_recent(self, key: bytes) -> bool:
         return True  # so no false positive is remembered
 
-    def add(self, keys: Iterable[bytes], *, once: bool = False) -> None:
+    def add(self, keys: Any, *, once: bool = False) -> None:
         if self.outer is not None:
             self.outer.add(keys, once=once)
         with self._lock:
-            self._counts.update(key for key in keys if not (once and key in self._counts))
+            self._counts.update(key for key in one_by_one(keys) if not (once and key in self._counts))
 
     def add_many(self, keys: Any) -> None:
         with self._lock:

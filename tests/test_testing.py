@@ -237,6 +237,16 @@ def test_rows_that_are_written_in_a_block_are_known_after_it(transactional_db, b
         assert registry["product"].verdict(8) is Verdict.MAYBE
 
 
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo", "bitmap"])
+def test_the_rows_of_a_large_statement_are_known(transactional_db, kind):
+    """Their integers come to the filter in an array, those of a few rows as bytes; each is found, and forgotten."""
+    with registered(Product, name="large", filter=kind) as guard, guards_armed():
+        Product.objects.bulk_create(Product(pk=pk) for pk in range(100))
+        assert guard.filter_existing(range(200)) == list(range(100))
+        Product.objects.filter(pk__lt=50).delete()
+        assert guard.filter_existing(range(200)) == list(range(50 if kind == "cuckoo" else 0, 100))
+
+
 @pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
 def test_the_first_raw_sql_of_a_process_fences(db, block):
     """No catalogue is known yet, and the database has no state rows: but those of the test are what counts."""
