@@ -182,12 +182,15 @@ class ActiveFilter:
         return self.last_check[0] if self.last_check is not None else ""
 
     def answering(self) -> Generation | Decision:
-        """Return the generation in use, or why there is none, without checking a key. May wait. Never raises."""
+        """Return the generation in use, or why there is none. Checks any key. May wait. Never raises."""
         state = self.table.renewed(self.name)
         if state is None:
             return LEASE
         try:
-            return self._answering(state)
+            answering = self._answering(state)
+            if isinstance(answering, Generation):  # its store may have failed since it was opened
+                answering.might_contain(bytes(self._width or 0))
+            return answering
         except (CorruptFilter, StoreError) as error:
             return self._fail_current(error, state.active)
         except ConfigurationError:

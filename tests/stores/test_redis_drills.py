@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta, timezone
+
 import pytest
 
+from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
+from bloomguard.metrics import read_series
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.plan import assess
 from bloomguard.rebuild.standby import retire, roll_back
@@ -110,13 +114,8 @@ def test_an_absent_id_is_one_command(site, primary):
         assert admin.info("commandstats")["cmdstat_bitfield"]["calls"] == 100
 
 
-@pytest.mark.parametrize("do", ["build", "if needed", "verify", "roll back"])
-def test_a_rebuild_waits_for_each_reply_as_long_as_bulk_timeout(site, settings, monkeypatch, do):
-    """Also for what requests ask with a short one: who the server is, which filters it has, and what is in them."""
-    options = settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"]
-    options |= {"connect_timeout": 58, "read_timeout": 58, "bulk_timeout": 59}
-    Rebuild(site.guard, sleep=site.clock.sleep, keep_standby=60).run()
-    forget()
+def note_timeouts(monkeypatch):
+    """The timeouts of all replies that are waited for from here on."""
     waited, send = set(), Link.send
 
     def noted(link, commands):
@@ -124,6 +123,29 @@ def test_a_rebuild_waits_for_each_reply_as_long_as_bulk_timeout(site, settings, 
         return send(link, commands)
 
     monkeypatch.setattr(Link, "send", noted)
+    return waited
+
+
+def test_a_page_of_figures_waits_no_longer_than_a_save(site, settings, monkeypatch):
+    """It is made in a request: ``bulk_timeout`` is for rebuilds."""
+    settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"] |= {"add_timeout": 58, "bulk_timeout": 59}
+    forget()
+    waited = note_timeouts(monkeypatch)
+
+    now = datetime.now(timezone.utc)
+    assert not read_series([site.guard], now - timedelta(hours=1), now)["product"].error
+
+    assert waited == {58}
+
+
+@pytest.mark.parametrize("do", ["build", "if needed", "verify", "roll back"])
+def test_a_rebuild_waits_for_each_reply_as_long_as_bulk_timeout(site, settings, monkeypatch, do):
+    """Also for what requests ask with a short one: who the server is, which filters it has, and what is in them."""
+    options = settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"]
+    options |= {"connect_timeout": 58, "read_timeout": 58, "bulk_timeout": 59}
+    Rebuild(site.guard, sleep=site.clock.sleep, keep_standby=60).run()
+    forget()
+    waited = note_timeouts(monkeypatch)
     if do == "build":
         site.rebuild()
     elif do == "if needed":
@@ -187,6 +209,18 @@ def test_a_server_that_does_not_answer_lets_everything_pass(site, mode):
 
         assert site.absent is Verdict.ABSENT
         assert site.all_found()
+
+
+@pytest.mark.parametrize("mode", TROUBLE)
+def test_a_guard_whose_server_does_not_answer_is_not_armed(site, mode):
+    """Say the health check, the gauges and the admin of a process that has answered from the filter before."""
+    assert site.absent is Verdict.ABSENT
+    for _ in range(2):
+        assert state_of(site.guard) == "armed"
+        site.suffer(mode)
+        assert [state_of(site.guard) for _ in range(7)] == ["unreachable"] * 7
+        site.recover()
+        site.clock.sleep(PROBE_SECONDS)
 
 
 @pytest.mark.parametrize("mode", TROUBLE)
@@ -314,6 +348,9 @@ def test_over_maxmemory_everything_passes(site, primary):
     with primary.client() as admin:
         admin.config_set("maxmemory", 1)
         assert site.absent is Verdict.UNKNOWN
+        assert state_of(site.guard) == "unreachable"
+        (message,) = stores["default"].check_deployed()
+        assert (message.id, "refuses commands: OOM" in message.msg) == ("bloomguard.W021", True)
         assert site.all_found()
         site.create()
         assert site.all_found()

@@ -223,7 +223,7 @@ class RedisStore(Store):
 
     def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         keys = [self._page_key(page) for page in pages]
-        return [page or b"" for page in self.load([(key, ("GET", key)) for key in keys])] if keys else []
+        return [page or b"" for page in self._adds.trip([(key, ("GET", key)) for key in keys])] if keys else []
 
     def _page_key(self, page: Page) -> str:
         return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
@@ -245,17 +245,21 @@ class RedisStore(Store):
         try:
             memories = self._bulk.send_to_all("INFO", "memory")
             clusters = self._bulk.send_to_all("INFO", "cluster")
+            is_single_node = not self._clustered and _parse_info(clusters[0]).get("cluster_enabled") == "1"
+            if not is_single_node:  # INFO is also answered by a server that refuses checks, as out of memory
+                keys = [self.key("", "check", shard) for shard in range(_DROPPED)]  # some on each node of a Cluster
+                self.load([(key, ("BITFIELD", key, "GET", "u1", 0)) for key in keys])
         except StoreError as error:
             return [
                 Warning(
                     f"the store {self.alias!r} cannot be used: {str(error).rstrip('.')}.",
-                    hint="Start the server, or correct the OPTIONS of the store, such as its address, or the login and "
-                    f"rights of its user: see {PAGES}redis.md. Until it answers, guards pass every request, and saving "
-                    "a guarded row disables the guard.",
+                    hint="Start the server, give it memory (OOM) or disk space (MISCONF), or correct the OPTIONS of "
+                    f"the store, such as its address, or the login and rights of its user: see {PAGES}redis.md. Until it "
+                    "answers, guards pass every request, and saving a guarded row disables the guard.",
                     id="bloomguard.W021",
                 )
             ]
-        if not self._clustered and _parse_info(clusters[0]).get("cluster_enabled") == "1":
+        if is_single_node:
             return [
                 Warning(
                     f"the server of the store {self.alias!r} is a node of a Cluster, and refuses the keys of others.",
