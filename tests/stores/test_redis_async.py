@@ -7,12 +7,14 @@ import gc
 import multiprocessing
 import random
 import select
+import threading
 import time
 from functools import partial
 
 import numpy as np
 import pytest
 import redis
+from redis.asyncio.connection import RedisSSLContext
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.filters import CorruptFilter
@@ -491,6 +493,21 @@ def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, 
     assert not store._reads.server.breaker._failures
     proxy.mode = "pass"
     assert made.might_contain(key(NUMBERS[0]))
+
+
+def test_tls_is_prepared_off_the_loop(make_store, monkeypatch):
+    """The certificates of the system are read in a thread: it takes about as long as a connection has time."""
+    store, prepare, threads = make_store("rediss://127.0.0.1:1/0"), RedisSSLContext.get, []
+
+    def noted(context):
+        threads.append((context.context is None, threading.current_thread() is threading.main_thread()))
+        return prepare(context)
+
+    monkeypatch.setattr(RedisSSLContext, "get", noted)
+    with pytest.raises(StoreUnavailable, match="no connection"):
+        asyncio.run(store.aread([("", ("PING",))], "any"))
+
+    assert threads == [(True, False), (False, True)]  # the loop has it then
 
 
 def _ask_in_child(made, answers):

@@ -154,6 +154,8 @@ class AsyncLink:
         if connection.is_connected:
             await pool.ensure_connection(connection)
             return
+        if (tls := getattr(connection, "ssl_context", None)) is not None:
+            await asyncio.to_thread(tls.get)  # reads all certificates of the system: some 40 ms, within the timeout
         with _StallDetector(self._timeout) as detector:
             try:
                 await pool.ensure_connection(connection)
