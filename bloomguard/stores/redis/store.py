@@ -254,8 +254,9 @@ class RedisStore(Store):
                 Warning(
                     f"the store {self.alias!r} cannot be used: {str(error).rstrip('.')}.",
                     hint="Start the server, give it memory (OOM) or disk space (MISCONF), or correct the OPTIONS of "
-                    f"the store, such as its address, or the login and rights of its user: see {PAGES}redis.md. Until it "
-                    "answers, guards pass every request, and saving a guarded row disables the guard.",
+                    "the store, such as its address, or the login and rights of its user: see "
+                    f"{PAGES}redis.md. Until it answers, guards pass every request, and saving a guarded row disables "
+                    "the guard.",
                     id="bloomguard.W021",
                 )
             ]
