@@ -156,10 +156,10 @@ class ActiveFilter:
 
     def _fail(self, error: Exception, name: str) -> Decision | None:
         """Map a failed check of the generation ``name`` to a decision; ``None`` if the row has to be read first."""
-        if not isinstance(error, StoreUnavailable):
-            state = self.table.lease(self.name)
-            if state is None or state.active != name:
-                self.last_check = None  # it may have been replaced and removed
+        state = self.table.lease(self.name)
+        if state is None or state.active != name:
+            self.last_check = None  # it may have been replaced and removed, as with a node of a Cluster
+            if not isinstance(error, StoreUnavailable):
                 return None
         return self._fail_current(error, name)
 

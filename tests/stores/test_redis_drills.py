@@ -264,6 +264,24 @@ def test_an_outage_is_logged_once_with_the_error_of_the_store(site, mode, why, c
         assert site.absent is Verdict.ABSENT
 
 
+@pytest.mark.parametrize("asks_between", [False, True], ids=["when rebuilt", "all the time"])
+def test_a_filter_on_a_node_that_never_comes_back_is_left_for_the_next_one(site, asks_between):
+    """As after a failover of a Cluster: requests are answered again once the filter is rebuilt on other nodes."""
+    assert site.absent is Verdict.ABSENT
+    live = site.guard._runtime.active_filter
+
+    def gone(key):
+        raise StoreUnavailable("no connection to the node")
+
+    live.last_check = live.answered_last, gone
+    assert not asks_between or site.absent is Verdict.UNKNOWN
+    site.rebuild()
+    site.clock.sleep(2 * state.LEASE_SECONDS)
+
+    assert [site.absent for _ in range(2)][-1] is Verdict.ABSENT
+    assert site.all_found()
+
+
 def test_an_outage_is_logged_before_the_first_filter_is_opened(site, caplog):
     """A process that starts while the server is down says why its guards are cold."""
     forget()
