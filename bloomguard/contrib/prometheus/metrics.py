@@ -57,8 +57,8 @@ class Metrics:
 class StateCollector:
     """Collector of ``bloomguard_guard_armed``: 1 if the guard has a filter that may answer, 0 if every request passes.
 
-    It reads all state rows from the database, at most once per second. With ``PROMETHEUS_MULTIPROC_DIR``, register it
-    in the registry that has the ``MultiProcessCollector``.
+    It asks each filter for one key, and reads all state rows, at most once per second. With
+    ``PROMETHEUS_MULTIPROC_DIR``, register it in the registry that has the ``MultiProcessCollector``.
     """
 
     def describe(self) -> list[Any]:
