@@ -35,8 +35,8 @@ from . import backends
 
 #: ID of the check for a table name that means several tables.
 SEVERAL_TABLES = "bloomguard.E137"
-#: The collations of MariaDB that compare texts byte by byte. Those without ``nopad`` ignore spaces at the end.
-EXACT_COLLATIONS = {"utf8mb4_nopad_bin", "utf8mb3_nopad_bin"}
+#: The collations of MariaDB and MySQL that compare texts byte by byte. Others with ``bin`` ignore spaces at the end.
+EXACT_COLLATIONS = {"utf8mb4_nopad_bin", "utf8mb3_nopad_bin", "utf8mb4_0900_bin"}
 CURE = (
     "Give the guard a normalize(self, value) that maps equal texts to one, such as value.rstrip(' ') for char(n), or "
     "value.casefold().replace('i\\u0307', 'i') for a case-insensitive column."

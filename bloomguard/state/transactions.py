@@ -19,6 +19,8 @@ _NO_TRANSACTION, _WAITING, _IN_ERROR = (0, 4), 2, 3
 _NOTHING = {"postgresql": "SHOW is_superuser", "mysql": "SELECT 1"}
 #: Seconds between them: a server's limit of idle time in a transaction is a second at least.
 _ALIVE_SECONDS = 0.5
+#: MySQL's error number for a statement that it takes outside of transactions alone.
+_IN_TRANSACTION = 1568
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
 
@@ -59,7 +61,7 @@ def is_under_way(connection: Any) -> bool:
 
 
 def _reported(connection: Any) -> bool | None:
-    """Return whether the driver reports an open transaction; ``None`` if it does not say: only MariaDB can be asked."""
+    """Return whether an open transaction is reported; ``None`` if MySQL's or MariaDB's driver cannot ask the server."""
     raw, vendor = connection.connection, connection.vendor
     if raw is None:
         return False
@@ -67,13 +69,16 @@ def _reported(connection: Any) -> bool | None:
         return bool(raw.in_transaction)
     if vendor == "postgresql":
         return raw.info.transaction_status not in _NO_TRANSACTION
-    if vendor != "mysql" or not connection.mysql_is_mariadb or not hasattr(raw, "store_result"):
+    if vendor != "mysql" or not hasattr(raw, "store_result"):
         return None
-    try:
-        raw.query("SELECT @@in_transaction")  # a quicker :func:`fetch_uncounted`
-        return bool(raw.store_result().fetch_row()[0][0])
-    except connection.Database.Error:
-        return None
+    try:  # a quicker :func:`fetch_uncounted`
+        if connection.mysql_is_mariadb:
+            raw.query("SELECT @@in_transaction")
+            return bool(raw.store_result().fetch_row()[0][0])
+        raw.query("SET @@transaction_isolation = @@session.transaction_isolation")  # changes nothing
+        return False
+    except connection.Database.Error as error:
+        return True if error.args[:1] == (_IN_TRANSACTION,) else None
 
 
 def is_aborted(connection: Any) -> bool:

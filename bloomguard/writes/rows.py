@@ -21,13 +21,14 @@ from django.db.models.constants import OnConflict
 from ..guards import Guard
 from ..guards.fields import is_djangos_compiler, kind_of, makes_djangos_sql, stores_as_given, value_field
 from ..guards.keys import unwrapped
+from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
 from . import discards, fencing
 from .consequences import current_cache, may_be_rewritten
 from .discards import Before
 from .introspection import asking
-from .tables import Fields, TrackedTable
+from .tables import Fields, TrackedTable, folded
 
 Values = Sequence[tuple[Any, ...]]
 
@@ -68,7 +69,7 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
         if not tracked.historical:  # in the middle of a migration a column may be missing
             raise
         return None
-    is_elsewhere = not found and written.link == "pk" and not written.stored
+    is_elsewhere = written.link == "pk" and not written.stored and len(found) < len(written.values)
     return None if is_elsewhere else WrittenRows(found, "", stored=True)
 
 
@@ -86,9 +87,14 @@ def _stored_rows(guard: Guard, using: str, written: WrittenRows) -> Values:
 
 
 def inserted(
-    tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before
+    tracked: TrackedTable, compiler: Any, returned: Sequence[Any], rows: Values, before: Before, highest: Any = None
 ) -> WrittenRows | None:
-    """Return the inserted rows; ``None`` if too little is known to make their keys."""
+    """Return the inserted rows; ``None`` if too little is known to make their keys.
+
+    ``highest``: what :func:`highest_key` returned before the statement.
+    """
+    if has_no_returning(compiler.connection):
+        return _unreturned(tracked, compiler, rows, highest)
     by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
     if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
         return discards.finish(before, tracked, compiler.using, written)
@@ -110,6 +116,60 @@ def _inserted_by(
     names = [field.attname for field in fields]
     values = [tuple(getattr(instance, name) for name in names) for instance in compiler.query.objs]
     return WrittenRows(values, link, stored=False)
+
+
+# -- of an INSERT on MySQL, which has no RETURNING
+
+
+def has_no_returning(connection: Any) -> bool:
+    """Whether the database is MySQL. Rows are then read back, as they need not store what the instances hold."""
+    return connection.vendor == "mysql" and not connection.features.can_return_columns_from_insert
+
+
+def highest_key(compiler: Any) -> int | None:
+    """Return the highest primary key, if MySQL is to generate higher ones, and Django does not ask for the last one."""
+    connection, meta = compiler.connection, compiler.query.model._meta
+    if compiler.returning_fields or connection.needs_rollback or not isinstance(meta.pk, models.AutoField):
+        return None
+    if any(instance.pk is not None for instance in compiler.query.objs):
+        return None
+    key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
+    return int(_fetch(connection, f"SELECT COALESCE(MAX({key}), 0) FROM {table}")[0][0])  # noqa: S608
+
+
+def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int | None) -> WrittenRows | None:
+    """Return the primary keys of the inserted rows, by which they are read back.
+
+    If the database has generated them, rows that others have inserted meanwhile may be among them.
+    """
+    query, fields, connection = compiler.query, tracked.primary_key, compiler.connection
+    if fields is None or not is_djangos_compiler(compiler) or may_be_rewritten(compiler, "insert"):
+        return None
+    if query.on_conflict == OnConflict.UPDATE and not tracked.columns.isdisjoint(map(folded, query.update_fields)):
+        return None  # it may have updated other rows than those with these primary keys
+    link, meta = tracked.link or "pk", query.model._meta
+    if values := _primary_keys(compiler, fields):
+        return WrittenRows(values, link, stored=False)
+    if fields != (meta.pk,):
+        return None
+    if highest is None:
+        return WrittenRows(rows, link, stored=False) if rows else None  # the last ID
+    key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
+    values = _fetch(connection, f"SELECT {key} FROM {table} WHERE {key} > %s", [highest])  # noqa: S608
+    if len(values) < len(query.objs) and not query.on_conflict:
+        return None  # a default of the column has made other ones
+    return WrittenRows(values, "" if tracked.fields == fields and not tracked.link else link, stored=True)
+
+
+def _primary_keys(compiler: Any, fields: Fields) -> Values:
+    """Return the primary keys that the instances have; none if one lacks it, or has an expression."""
+    keys = [tuple(getattr(instance, field.attname) for field in fields) for instance in compiler.query.objs]
+    return () if any(value is None or hasattr(value, "as_sql") for key in keys for value in key) else keys
+
+
+def _fetch(connection: Any, *query: Any) -> Any:
+    with connection.wrap_database_errors:
+        return fetch_uncounted(connection, *query)
 
 
 def more_to_return(

@@ -30,7 +30,7 @@ from ..state.transactions import has_begun, may_go_on, together
 from . import discards, fencing, unknown_guards
 from .discards import Alive, Before
 from .raw_transactions import rows_changed
-from .rows import Values, WrittenRows, inserted, more_to_return, read_back
+from .rows import Values, WrittenRows, has_no_returning, highest_key, inserted, more_to_return, read_back
 from .tables import TrackedTable, guard_of, tracked_tables
 
 if TYPE_CHECKING:
@@ -124,13 +124,17 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     statements = list(compiler.as_sql())
     with together(connection):
         before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
+        reads_back = has_no_returning(connection)
+        highest = highest_key(compiler) if reads_back else None
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
         if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
             rows = []
-        keyed = rows if rows and len(rows[0]) == len(returned) and not before else ()
-        add_all(
-            tables, compiler.using, lambda tracked: inserted(tracked, compiler, returned, rows, before), keyed, returned
-        )
+        is_keyed = rows and len(rows[0]) == len(returned) and not (before or reads_back)
+
+        def written(tracked: TrackedTable) -> WrittenRows | None:
+            return inserted(tracked, compiler, returned, rows, before, highest)
+
+        add_all(tables, compiler.using, written, rows if is_keyed else (), returned)
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []

@@ -100,9 +100,15 @@ class Actor(Writes, Raw):
         raw = connection.connection
         if raw is None:
             return False
-        if connection.vendor == "mysql":
+        if connection.vendor == "mysql" and connection.mysql_is_mariadb:
             raw.query("SELECT @@in_transaction")
             return bool(raw.store_result().fetch_row()[0][0])
+        if connection.vendor == "mysql":
+            try:
+                raw.query("SET TRANSACTION READ WRITE")
+            except connection.Database.OperationalError:  # it is not permitted in a transaction
+                return True
+            return False
         return bool(raw.in_transaction if connection.vendor == "sqlite" else raw.info.transaction_status)
 
     @property

@@ -49,8 +49,8 @@ class Token(models.Model):
 class Seat(models.Model):
     """A primary key of two columns."""
 
-    pk = models.CompositePrimaryKey("row", "number")
-    row = models.IntegerField()
+    pk = models.CompositePrimaryKey("bench", "number")
+    bench = models.IntegerField()
     number = models.IntegerField()
     author = models.ForeignKey(Author, models.SET_NULL, null=True, related_name="seats")
     free = models.BooleanField(db_default=True)

@@ -115,7 +115,7 @@ class Raw:
 
     def where(self, model: type[Model], draw: Random) -> str:
         if model is Seat:
-            return f"row = {draw.randrange(4)}"
+            return f"bench = {draw.randrange(4)}"
         field = model._meta.pk
         value = literal(field.get_db_prep_save(some(model, draw), connection))
         return draw.choice([f"{field.column} = {value}", f"{value} = {field.column}", f"{field.column} IN ({value})"])
@@ -221,7 +221,7 @@ class Raw:
 
     def delete_where(self, draw: Random) -> str:
         model = draw.choice([Token, Diary, Page, Entry, Seat])
-        returning = draw.choice(["", " RETURNING *"])
+        returning = draw.choice(["", " RETURNING *"]) if connection.features.can_return_columns_from_insert else ""
         return f"DELETE FROM {model._meta.db_table} WHERE {self.where(model, draw)}{returning}"
 
     def common_table(self, draw: Random) -> str:
@@ -255,15 +255,22 @@ class Raw:
         ])  # fmt: skip
 
     def block(self, draw: Random) -> str:
-        """What only PostgreSQL has, or MariaDB."""
+        """What only PostgreSQL has, or MySQL and MariaDB, or one of these."""
         sql = self.insert(draw)
         if connection.vendor == "mysql":
-            change = self.change(draw)
+            change, text = self.change(draw), sql.replace("'", "''")
+            joined = f"fuzz_tag SET fuzz_tag.slug = 'j{draw.randrange(9)}' WHERE fuzz_tag.id = "
             return draw.choice([
-                f"BEGIN NOT ATOMIC {sql}; {change}; END", f"ANALYZE {sql}", f"/*! {sql} */",
-                f"SET STATEMENT max_statement_time = 100 FOR {change}",
-                "EXECUTE IMMEDIATE '{}'".format(sql.replace("'", "''")),
-                f"UPDATE fuzz_author, fuzz_tag SET fuzz_tag.slug = 'j{draw.randrange(9)}' WHERE fuzz_tag.id = 3",
+                f"/*! {sql} */", f"UPDATE fuzz_author, {joined}3",
+                *([
+                    f"BEGIN NOT ATOMIC {sql}; {change}; END", f"ANALYZE {sql}", f"EXECUTE IMMEDIATE '{text}'",
+                    f"SET STATEMENT max_statement_time = 100 FOR {change}",
+                ] if connection.mysql_is_mariadb else [
+                    f"WITH old AS (SELECT MIN(id) AS one FROM fuzz_tag) UPDATE old, {joined}one",
+                    f"PREPARE one FROM '{text}'; EXECUTE one", f"/*!80000 {sql} */",
+                    f"INSERT INTO fuzz_tag (id, slug, weight) VALUES ROW({900 + draw.randrange(9)}, 'm', 0)",
+                    f"UPDATE /*+ SET_VAR(sort_buffer_size = 65536) */ {change.removeprefix('UPDATE ')}",
+                ]),
             ])  # fmt: skip
         if connection.vendor != "postgresql":
             return sql

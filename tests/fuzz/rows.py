@@ -74,7 +74,7 @@ def value_of(field: Field[Any, Any], number: int) -> Any:
     if kind in ("CharField", "SlugField"):
         return f"{'A' if number % 2 else 'a'}{number}"
     if field.model is Seat:
-        return number % 3 if field.name == "row" else number // 3
+        return number % 3 if field.name == "bench" else number // 3
     return number * 3 - 6 if field.primary_key else number % 5 - 1
 
 

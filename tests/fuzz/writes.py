@@ -126,7 +126,7 @@ class Writes:
         if pk is None:
             return None
         name, value = self.key(model, draw)
-        if model._meta.get_field(name).primary_key or name in ("row", "number"):
+        if model._meta.get_field(name).primary_key or name in ("bench", "number"):
             return None
         row = model._base_manager.only("pk", name).filter(pk=pk).first()
         if row is None:
@@ -235,7 +235,7 @@ class Writes:
             lambda: Entry.objects.update(serial=F("serial") + 1),
             lambda: Diary.objects.update(amount=F("amount") + draw.choice([1, "0.01"])),
             lambda: Seat.objects.filter(author=None).update(free=draw.random() < 0.5),
-            lambda: Seat.objects.filter(row=draw.randrange(3)).update(row=F("row") + 3),
+            lambda: Seat.objects.filter(bench=draw.randrange(3)).update(bench=F("bench") + 3),
             lambda: Label.objects.filter(weight__gte=0).update(weight=F("weight") + 1),
             lambda: Author.objects.update(rank=F("rank") + 1),
             lambda: Annex.objects.update(hall=None),

@@ -11,6 +11,7 @@ from bloomguard.lookups.context import guarded_lookups
 from bloomguard.writes import consequences, isolation
 from tests.lookups.test_select import ABSENT, atomically, lookups, queries, rows, run, shop  # noqa: F401
 from tests.support import database
+from tests.support.mariadb import MYSQL
 
 pytestmark = [
     pytest.mark.django_db(databases="__all__", transaction=True),
@@ -77,7 +78,7 @@ CHANGING = {
     ],
     "mariadb": [
         "SET SESSION TRANSACTION ISOLATION LEVEL SERIALIZABLE",
-        "SET SESSION tx_isolation = 'REPEATABLE-READ'",
+        f"SET SESSION {'transaction' if MYSQL else 'tx'}_isolation = 'REPEATABLE-READ'",
     ],
 }
 

@@ -87,7 +87,7 @@ class Writes:
         if model is Annex:
             values["code"] = f"a{number * 7 % NUMBERS}"
         if model is Seat:
-            values |= {"row": number % 5, "number": number // 5}
+            values |= {"bench": number % 5, "number": number // 5}
         if model is Page:
             values |= {"author_id": number % 5, "slug": f"a{number // 5}"}
         return model(**values)

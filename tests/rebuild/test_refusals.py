@@ -28,6 +28,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Product
 from tests.support import database
 from tests.support.guarding import make_guard
+from tests.support.mariadb import EXACT
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -248,8 +249,8 @@ COMPUTED = {
     "sqlite": ("sqlite", "varchar(50) GENERATED ALWAYS AS (lower(name)) STORED"),
     "sqlite, virtual": ("sqlite", "varchar(50) AS (lower(name))"),
     "postgresql": ("postgresql", "varchar(50) GENERATED ALWAYS AS (lower(name)) STORED"),
-    "mariadb": ("mariadb", "varchar(50) COLLATE utf8mb4_nopad_bin AS (lower(name)) PERSISTENT"),
-    "mariadb, virtual": ("mariadb", "varchar(50) COLLATE utf8mb4_nopad_bin AS (lower(name)) VIRTUAL"),
+    "mariadb": ("mariadb", f"varchar(50) COLLATE {EXACT} AS (lower(name)) STORED"),
+    "mariadb, virtual": ("mariadb", f"varchar(50) COLLATE {EXACT} AS (lower(name)) VIRTUAL"),
 }
 
 

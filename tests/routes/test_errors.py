@@ -30,6 +30,7 @@ from tests.lookups.models import Author, Page
 from tests.lookups.models import Diary as Entry
 from tests.shop.models import Article, Bundle, Diary, Order, Price, Product, Review
 from tests.support.guarding import make_guard, registered, urlconf
+from tests.support.mariadb import mariadb_only
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 HUGE = 10**30
@@ -132,6 +133,7 @@ def test_an_error_is_not_hidden(site, settings, clock, each_database, place, nam
 
 
 @pytest.mark.django_db(databases="__all__", transaction=True)
+@mariadb_only
 @pytest.mark.usefixtures("fresh", "each_database")
 @pytest.mark.parametrize("each_database", ["mariadb"], indirect=True)
 @pytest.mark.parametrize("place", ["route", "decorator"])  # at the door a path is ASCII

@@ -1,4 +1,7 @@
-"""A real MariaDB for the tests, from the system, with a folder and a socket of its own. No service is touched."""
+"""A real MariaDB for the tests, from the system, with a folder and a socket of its own. No service is touched.
+
+``BLOOMGUARD_TEST_MYSQL``: the path of a ``mysqld``, which then takes its place.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,26 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
 
+import pytest
+
 from tests.support.processes import spawn
 from tests.support.servers import at_end, quick_folder, until
 
 #: Debian keeps servers where only root's PATH leads to.
 _PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin"])
-#: Collations of MariaDB compare different texts as equal, but for this one.
-EXACT = "utf8mb4_nopad_bin"
+#: A ``mysqld`` to use instead of MariaDB.
+MYSQL = os.environ.get("BLOOMGUARD_TEST_MYSQL", "")
+#: Marks a test of SQL that MySQL does not have.
+mariadb_only = pytest.mark.skipif(bool(MYSQL), reason="MySQL does not have it")
+mysql_only = pytest.mark.skipif(not MYSQL, reason="MariaDB does not have it")
+#: Their collations compare different texts as equal, but for this one.
+EXACT = "utf8mb4_0900_bin" if MYSQL else "utf8mb4_nopad_bin"
 
 
 @functools.cache
 def is_missing() -> str:
     """How to install what the tests on MariaDB need; empty if it is there."""
-    server = all(shutil.which(name, path=_PATH) for name in ("mariadbd", "mariadb-install-db"))
+    server = MYSQL or all(shutil.which(name, path=_PATH) for name in ("mariadbd", "mariadb-install-db"))
     return "" if server and find_spec("MySQLdb") else "no MariaDB server or no mysqlclient: make mariadb"
 
 
@@ -41,16 +51,19 @@ class MariaDB:
         at_end(self.stop)
         self._user = f"--user={getpass.getuser()}"
         self._data = f"--datadir={self._folder}/data"
-        subprocess.run(
-            [
-                *(self._program("mariadb-install-db"), "--no-defaults", self._data, self._user),
-                *("--auth-root-authentication-method=normal", "--skip-test-db"),
-            ],
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        if MYSQL:
+            self._server, install = MYSQL, [MYSQL, "--no-defaults", "--initialize-insecure", self._data, self._user]
+        else:
+            self._server, install = self._program("mariadbd"), [self._program("mariadb-install-db"), "--no-defaults"]
+            install += [self._data, self._user, "--auth-root-authentication-method=normal", "--skip-test-db"]
+        subprocess.run(install, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.again()
+
+    @property
+    def _of_its_kind(self) -> list[str]:
+        if not MYSQL:
+            return ["--innodb-log-file-size=64M"]
+        return ["--innodb-redo-log-capacity=64M", "--loose-mysqlx=OFF", "--skip-log-bin", "--secure-file-priv="]
 
     @staticmethod
     def _program(name: str) -> str:
@@ -63,8 +76,8 @@ class MariaDB:
             os.unlink(self._socket)
         self._process = spawn(
             [
-                *(self._program("mariadbd"), "--no-defaults", self._data, self._user, f"--socket={self._socket}"),
-                *("--skip-networking", "--innodb-log-file-size=64M", "--innodb-flush-method=fsync"),
+                *(self._server, "--no-defaults", self._data, self._user, f"--socket={self._socket}"),
+                *("--skip-networking", "--innodb-flush-method=fsync", *self._of_its_kind),
                 # At its start a server deletes the temporary tables of all others that have them in the same folder.
                 *(f"--pid-file={self._folder}/pid", f"--tmpdir={self._folder}"),
                 *(f"--log-error={self._folder}/log.err", *self._options),
@@ -130,7 +143,7 @@ class MariaDB:
     def stop(self) -> None:
         if hasattr(self, "_process"):
             if self._process.poll() not in (None, -signal.SIGKILL):  # by itself: its log says why
-                sys.stderr.write(f"mariadbd has ended with {self._process.returncode}\n{self._log()}")
+                sys.stderr.write(f"{self._server} has ended with {self._process.returncode}\n{self._log()}")
             self.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
         shutil.rmtree(self._sockets, ignore_errors=True)

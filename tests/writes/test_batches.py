@@ -16,6 +16,7 @@ from bloomguard.verdicts import Verdict
 from bloomguard.writes import statements
 from tests.shop.models import Article, Product
 from tests.support import database
+from tests.support.mariadb import MYSQL
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -53,7 +54,7 @@ def test_the_keys_of_all_its_statements_are_added_at_once(guard, added):
     with transaction.atomic(using=database.current):
         Article.objects.bulk_create(articles(*"abcde"), batch_size=2)
 
-    assert added == [5]
+    assert added == ([2, 2, 1] if MYSQL and database.current == "mariadb" else [5])  # there they are read back
     assert verdicts(guard, *"abcde") == [Verdict.MAYBE] * 5
 
 

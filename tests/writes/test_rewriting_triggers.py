@@ -18,6 +18,7 @@ from bloomguard.writes import introspection
 from tests.shop.models import Place, Product
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.mariadb import MYSQL
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -115,6 +116,9 @@ WAYS = {
 }
 
 
+INSERTS = [WAYS[name] for name in ("create", "several", "with a primary key")]
+
+
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_the_key_that_is_stored_is_added(rewritten, way):
     """However the trigger changes the row, the database returns what is stored, and the guard stays in use."""
@@ -122,7 +126,8 @@ def test_the_key_that_is_stored_is_added(rewritten, way):
 
     assert Place.objects.filter(slug__endswith="-x").exists()
     assert denied(rewritten) == []
-    assert status(rewritten) == ARMED
+    is_refused = MYSQL and database.current == "mariadb" and way in INSERTS  # it has no RETURNING
+    assert status(rewritten) == (FENCED if is_refused else ARMED)
 
 
 def test_what_the_database_does_not_return_fences(rewritten):

@@ -26,6 +26,7 @@ from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.mariadb import MYSQL
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -64,12 +65,18 @@ def update_or_create_old() -> Expected:
     return [("article", "changed")]
 
 
+def created(products: list[Product]) -> list[tuple[str, int]]:
+    if products[0].pk is None:  # MySQL returns none
+        products = Product.objects.order_by("-pk")[: len(products)]
+    return [("product", product.pk) for product in products]
+
+
 def bulk_create() -> Expected:
-    return [("product", made.pk) for made in Product.objects.bulk_create([Product(), Product(), Product()])]
+    return created(Product.objects.bulk_create([Product(), Product(), Product()]))
 
 
 def bulk_create_one() -> Expected:
-    return [("product", made.pk) for made in Product.objects.bulk_create([Product()])]
+    return created(Product.objects.bulk_create([Product()]))
 
 
 def bulk_create_in_batches() -> Expected:
@@ -231,8 +238,7 @@ def update_or_create_async() -> Expected:
 
 
 def bulk_create_async() -> Expected:
-    made = wait(Product.objects.abulk_create, [Product(), Product()])
-    return [("product", each.pk) for each in made]
+    return created(wait(Product.objects.abulk_create, [Product(), Product()]))
 
 
 def bulk_update_async() -> Expected:
@@ -250,6 +256,8 @@ def update_async() -> Expected:
 PATHS = [
     value for value in list(globals().values()) if getattr(value, "__annotations__", {}).get("return") == "Expected"
 ]
+if MYSQL:
+    PATHS.remove(bulk_create_updating_conflicts)  # there it fences
 
 
 #: The guards of those that write other tables than products and articles.
@@ -325,8 +333,9 @@ def test_a_rolled_back_savepoint_leaves_at_most_a_false_positive(old_rows, build
     for name in OTHER_GUARDS.values():
         build(name)
     for number, write in enumerate(PATHS):
-        if state.table.current("product").status == FENCED:  # by an UPDATE of the primary key, on MariaDB
-            build("product")
+        for name in ("product", "article"):
+            if state.table.current(name).status == FENCED:  # by an UPDATE of the primary key, on MariaDB
+                build(name)
         with transaction.atomic(using=database.current):
             with suppress(_Undone), transaction.atomic(using=database.current):
                 write()

@@ -27,6 +27,7 @@ from bloomguard.writes import updates
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.mariadb import MYSQL
 from tests.support.orm_writes import by_hand, without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -66,6 +67,13 @@ def no_returning(each_database, monkeypatch):
 
 
 @pytest.fixture
+def upserts():
+    """An upsert tells which rows it has changed."""
+    if MYSQL and database.current == "mariadb":
+        pytest.skip("MySQL has no RETURNING: an upsert of these columns fences")
+
+
+@pytest.fixture
 def with_returning():
     """An UPDATE tells which rows it has changed."""
     if database.current == "mariadb":
@@ -75,7 +83,7 @@ def with_returning():
 # -- INSERT ... ON CONFLICT DO UPDATE
 
 
-def test_an_upsert_that_revives_a_row_adds_the_row_that_there_is(built):
+def test_an_upsert_that_revives_a_row_adds_the_row_that_there_is(built, upserts):
     """`update_conflicts` may change a row that has another key than the instance."""
     Article.objects.create(pk=5, slug="dead", deleted=True)
     built("article")
@@ -90,7 +98,7 @@ def test_an_upsert_that_revives_a_row_adds_the_row_that_there_is(built):
     assert verdicts("article", "dead") == [Verdict.MAYBE]
 
 
-def test_an_upsert_keeps_the_primary_key_of_the_row_that_there_is(built):
+def test_an_upsert_keeps_the_primary_key_of_the_row_that_there_is(built, upserts):
     """A row that is changed has its own primary key, and the instance's is nobody's."""
     with registered(Article, name="article-by-pk", alive=Q(deleted=False)) as guard:
         Article.objects.create(pk=5, slug="dead", deleted=True)
@@ -138,20 +146,20 @@ def test_an_update_of_the_primary_key_fences_where_the_database_does_not_tell(bu
 def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning):
     """The last ID that was given out is not that of a row that was left out: keys are the instances', or none.
 
-    On MySQL they are none, as it may cut a value instead of leaving the row out.
+    On MySQL, which may cut a value instead of leaving the row out, the rows with higher primary keys are read back.
     """
     Article.objects.create(slug="old")
     built("article", "product")
     no_returning()
 
     Article.objects.bulk_create([Article(slug="old"), Article(slug="new")], ignore_conflicts=True)
-    if database.current == "mariadb":
-        assert status("article") == FENCED
-    else:
-        assert verdicts("article", "old", "new", "other") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+    assert verdicts("article", "old", "new", "other") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
 
-    Product.objects.bulk_create([Product()], ignore_conflicts=True)
-    assert status("product") == FENCED
+    Product.objects.bulk_create([Product(name="new")], ignore_conflicts=True)
+    if database.current == "mariadb":
+        assert verdicts("product", Product.objects.get(name="new").pk, 77) == [Verdict.MAYBE, Verdict.ABSENT]
+    else:
+        assert status("product") == FENCED
 
 
 def test_a_key_from_the_database_is_read_back_without_returning(built, no_returning):

@@ -20,6 +20,7 @@ from bloomguard.writes.tables import same_fields, tracked_tables
 from tests.shop.models import Article, Bargain, Order, Product
 from tests.support import database
 from tests.support.guarding import registered
+from tests.support.mariadb import EXACT, MYSQL
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -133,6 +134,8 @@ def test_a_second_model_may_convert_otherwise(armed, historical, kind):
     }[kind]
     other = twin("Other", historical=historical, slug=field)
     for number, (name, way) in enumerate(WAYS.items()):
+        if name == "upsert" and MYSQL and database.current == "mariadb":
+            continue  # there it fences
         way(other, value(number))  # another one each time, which the filter does not have yet
 
         assert denied(armed) == [], name
@@ -239,7 +242,7 @@ def test_an_integer_for_another_primary_key_finds_no_wrong_row(each_database, fr
 
         class Mine(models.Model):
             number = models.IntegerField()
-            name = models.CharField(max_length=9, db_collation="utf8mb4_nopad_bin")
+            name = models.CharField(max_length=9, db_collation=EXACT)
 
             class Meta:
                 app_label, db_table, managed = "twins", "twin_table", False
@@ -253,7 +256,7 @@ def test_an_integer_for_another_primary_key_finds_no_wrong_row(each_database, fr
                 app_label, db_table, managed = "twins", "twin_table", False
 
         if database.current == "mariadb":
-            execute("ALTER TABLE twin_table MODIFY name varchar(9) COLLATE utf8mb4_nopad_bin NOT NULL")
+            execute(f"ALTER TABLE twin_table MODIFY name varchar(9) COLLATE {EXACT} NOT NULL")
         Mine.objects.create(id=1, number=2, name="a")
         Mine.objects.create(id=2, number=1, name="b")
         with registered(Mine, name="twin", lookup="name") as guard:

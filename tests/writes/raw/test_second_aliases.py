@@ -13,6 +13,7 @@ from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED, FENCED
 from tests.support import database
 from tests.support.database import second_alias
+from tests.support.mariadb import MYSQL
 from tests.support.servers import PostgreSQL
 
 from .sending import on_postgresql, status
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 ANYTHING = {
     "sqlite": "PRAGMA writable_schema = OFF",
     "postgresql": "DO $$ BEGIN EXECUTE 'SELECT 1'; END $$",
-    "mysql": "EXECUTE IMMEDIATE 'SELECT 1'",
+    "mysql": "/*!80000 SELECT 1 */" if MYSQL else "EXECUTE IMMEDIATE 'SELECT 1'",
 }
 
 
