@@ -157,10 +157,10 @@ class ActiveFilter:
     def _fail(self, error: Exception, name: str) -> Decision | None:
         """Map a failed check of the generation ``name`` to a decision; ``None`` if the row has to be read first."""
         state = self.table.lease(self.name)
-        if state is None or state.active != name:
-            self.last_check = None  # it may have been replaced and removed, as with a node of a Cluster
+        if state is None or state.active != name:  # it may have been replaced and removed, as with a node of a Cluster
             if not isinstance(error, StoreUnavailable):
-                return None
+                self.last_check = None
+            return None
         return self._fail_current(error, name)
 
     def _fail_current(self, error: Exception, name: str) -> Decision:

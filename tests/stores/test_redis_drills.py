@@ -282,6 +282,29 @@ def test_a_filter_on_a_node_that_never_comes_back_is_left_for_the_next_one(site,
     assert site.all_found()
 
 
+def test_while_one_node_is_down_the_others_go_on_answering(site, monkeypatch):
+    """As in a Cluster, where a look for all filters fails then: the row of the state says that this one is in use."""
+    assert site.absent is Verdict.ABSENT
+    store, opened = stores["default"], site.guard._runtime.active_filter._opened[site.guard._runtime.answering().name]
+    lost, check = site.guard._runtime.key(999_998), opened.might_contain
+
+    def is_there(key):
+        if key == lost:
+            raise StoreUnavailable("no connection to the node")
+        return check(key)
+
+    def names(guard):
+        raise StoreUnavailable("no connection to the node")
+
+    monkeypatch.setattr(opened, "might_contain", is_there)
+    monkeypatch.setattr(store, "names", names)
+    site.guard._runtime.active_filter.last_check = opened.name, is_there
+    for _ in range(3):
+        site.clock.sleep(2 * state.LEASE_SECONDS)
+        assert site.guard.verdict(999_998) is Verdict.UNKNOWN
+        assert site.absent is Verdict.ABSENT
+
+
 def test_an_outage_is_logged_before_the_first_filter_is_opened(site, caplog):
     """A process that starts while the server is down says why its guards are cold."""
     forget()
