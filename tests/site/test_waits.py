@@ -124,7 +124,7 @@ def test_a_rebuild_does_not_wait_for_ever_for_a_transaction(each_database, monke
 
 #: Each row of the page, by words of its second cell: where the figure is said in the code.
 LIMITS = {
-    "another thread that reads the state rows": [("state/table.py", "_RENEWAL_PATIENCE")],
+    "another thread or task that reads the state rows": [("state/table.py", "RENEWAL_PATIENCE")],
     "a connection to the database of the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "the state rows to be read": [("state/connection.py", "READ_SECONDS"), ("state/connection.py", "READ_PATIENCE")],
     "the state row to be changed": [("state/connection.py", "CHANGE_SECONDS")],
@@ -146,6 +146,10 @@ LIMITS = {
         ("stores/redis/store.py", "read_timeout"),
         ("stores/redis/store.py", "add_timeout"),
         ("stores/redis/store.py", "bulk_timeout"),
+    ],
+    "figures from a Redis server": [
+        ("stores/redis/store.py", "connect_timeout"),
+        ("stores/redis/store.py", "add_timeout"),
     ],
     "the state of each guard": [("contrib/health.py", "_LOOP_SECONDS")],
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
