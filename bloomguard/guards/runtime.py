@@ -13,10 +13,10 @@ from asgiref.sync import sync_to_async
 from ..conf import settings
 from ..exceptions import ConfigurationError
 from ..process import LogOnce
+from ..state import table as states
 from ..state.active_filter import ActiveFilter
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS
 from ..state.row import Copy, State
-from ..state.table import StateTable
 from ..stores import Generation
 from ..verdicts import (
     ABSENT,
@@ -293,21 +293,22 @@ class GuardRuntime:
         self._log.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
 
 
-#: The read of the state rows that the tasks of each event loop wait for.
-_renewals: dict[asyncio.AbstractEventLoop, asyncio.Task[bool]] = {}
+#: The read of the state rows that is under way for each event loop.
+_renewals: dict[tuple[asyncio.AbstractEventLoop, states.StateTable], asyncio.Task[bool]] = {}
 
 
-async def _arenew(table: StateTable) -> None:
-    """Read the state rows in one thread for all tasks of the loop.
+async def _arenew(table: states.StateTable) -> None:
+    """Read the state rows in one thread for all tasks of the loop; the others wait as another thread would.
 
     With a thread for each, none would be left for the project's own calls while the database hangs.
     """
-    loop = asyncio.get_running_loop()
-    renewal = _renewals.get(loop)
+    place, patience = (asyncio.get_running_loop(), table), states.RENEWAL_PATIENCE
+    renewal = _renewals.get(place)
     if renewal is None:
-        renewal = _renewals[loop] = loop.create_task(in_a_thread(table.renew)())
-        renewal.add_done_callback(lambda _: _renewals.pop(loop, None))
-    await asyncio.wait({renewal}, timeout=CONNECT_SECONDS + READ_SECONDS)
+        renewal = _renewals[place] = asyncio.create_task(in_a_thread(table.renew)())
+        renewal.add_done_callback(lambda _: _renewals.pop(place, None))
+        patience = CONNECT_SECONDS + READ_SECONDS
+    await asyncio.wait({renewal}, timeout=patience)
 
 
 def decision_for(error: Exception) -> Decision:

@@ -34,8 +34,8 @@ EXPIRY_SECONDS = 2 * LEASE_SECONDS
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL, EXISTS (SELECT FROM pg_class WHERE relname = %s)"
 #: MySQL's and MariaDB's error number for a table that is not there.
 _NO_TABLE = (1146,)
-#: Seconds to wait for another thread of this process that reads the rows.
-_RENEWAL_PATIENCE = 0.25
+#: Seconds to wait for another thread or task of this process that reads the rows.
+RENEWAL_PATIENCE = 0.25
 
 
 class StateTable:
@@ -106,7 +106,7 @@ class StateTable:
             return False  # by the handler of a signal, in the middle of a read
         is_mine = False
         try:
-            is_mine = self._lock.acquire(timeout=_RENEWAL_PATIENCE)
+            is_mine = self._lock.acquire(timeout=RENEWAL_PATIENCE)
             if not is_mine:
                 return False
             now = self.clock()

@@ -110,7 +110,7 @@ class Machine:
     def __init__(self, database: dict[str, Any], twin: dict[str, Any]) -> None:
         be_patient()
         # Shorter than a database waits for a lock, as in production: the thread that renews may wait for our lock.
-        states._RENEWAL_PATIENCE = 1.0
+        states.RENEWAL_PATIENCE = 1.0
         locks._TRIES = tuple((kind, 0) for kind, _ in locks._TRIES)  # whoever holds one is waiting for us
         spot_checks.drawn = spot_checks.never
         # What a build proves of itself takes most of its time, and here the oracle proves more.

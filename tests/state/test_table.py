@@ -136,7 +136,7 @@ def test_threads_share_one_query(table):
 
 def test_nobody_waits_long_for_another_threads_query(table, monkeypatch):
     """A thread that finds another one stuck in the database gives up at once rather than queue up behind it."""
-    monkeypatch.setattr("bloomguard.state.table._RENEWAL_PATIENCE", 0.01)
+    monkeypatch.setattr("bloomguard.state.table.RENEWAL_PATIENCE", 0.01)
     stuck, free = threading.Event(), threading.Event()
 
     class Stuck(Counting):

@@ -11,7 +11,7 @@ PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_t
 LIMITS = (
     ("bloomguard.stores.disk", "LOCK_SECONDS"),
     ("bloomguard.state.connection", "READ_SECONDS"),
-    ("bloomguard.state.table", "_RENEWAL_PATIENCE"),
+    ("bloomguard.state.table", "RENEWAL_PATIENCE"),
     ("bloomguard.metrics", "_PATIENCE"),
 )
 
