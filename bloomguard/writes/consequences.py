@@ -32,7 +32,7 @@ from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import are_two, bare
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
-from .tables import columns, guarded_tables, own_columns
+from .tables import columns, guarded_tables, keyless_when_null
 
 logger = logging.getLogger("bloomguard")
 
@@ -303,8 +303,8 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return True
     if isinstance(guard, unknown_guards.UnknownGuard) and (effect.verb != "copy" or not guard.has_model):
         return True  # also of a column that no model of this process has
-    if EMPTIED in effect.columns and effect.columns & own_columns(guard, table):
-        return False  # a row with a NULL in its key has none
+    if EMPTIED in effect.columns and effect.columns & keyless_when_null(guard, table):
+        return False
     key_columns = columns(guard, table)
     if effect.verb == "copy":
         return not key_columns <= effect.columns

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
-from ..guards.fields import kind_of, selects_itself, value_field
+from ..guards.fields import kind_of, own_conversions, selects_itself, value_field
 from ..guards.watched import watched_fields, with_parents
 from ..models import GuardState
 from ..state import table as states
@@ -87,10 +87,12 @@ def columns(guard: Guard, table: str) -> frozenset[str]:
     return frozenset(folded(field) for field in watched_fields(guard) if _table(field) == table)
 
 
-def own_columns(guard: Guard, table: str) -> frozenset[str]:
-    """Return the columns of ``table``, in lower case, that are the guard's key, or parts of it."""
+def keyless_when_null(guard: Guard, table: str) -> frozenset[str]:
+    """Return the columns of ``table``, in lower case, of which a row with a NULL certainly has no key."""
     with suppress(Exception):  # a system check reports the mistake
-        return frozenset(folded(field) for field in guard._meta.fields if _table(field) == table)
+        own = [field for field in guard._meta.fields if _table(field) == table]
+        # A field of the project's may give another value for a NULL, and look up NULLs by it.
+        return frozenset(folded(field) for field in own if not own_conversions(field))
     return frozenset()
 
 

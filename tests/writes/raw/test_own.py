@@ -36,6 +36,41 @@ class Copying(models.CharField):
         return value
 
 
+class Blank(models.CharField):
+    """Stores an empty text as NULL."""
+
+    def get_prep_value(self, value):
+        return super().get_prep_value(value) or None
+
+    def from_db_value(self, value, expression, connection):
+        return value or ""
+
+
+@everywhere
+def test_a_row_with_a_null_has_a_key_if_the_field_reads_one_as_a_text(each_database, fresh, clock):
+    """A lookup of that text finds it, so ON DELETE SET NULL brings up a key."""
+    with isolate_apps("tests.shop"):
+        meta = type("Meta", (), {"app_label": "shop", "db_table": "raw_owned", "managed": False})
+        fields = {"code": Blank(max_length=50, null=True), "__module__": __name__, "Meta": meta}
+        model = type("Owned", (models.Model,), fields)
+    execute("CREATE TABLE raw_owner (code varchar(50) PRIMARY KEY)")
+    execute(
+        "CREATE TABLE raw_owned (id integer PRIMARY KEY, code varchar(50), "
+        "FOREIGN KEY (code) REFERENCES raw_owner (code) ON DELETE SET NULL)"
+    )
+    try:
+        execute("INSERT INTO raw_owner VALUES ('a')")
+        execute("INSERT INTO raw_owned VALUES (1, 'a')")
+        with registered(model, name="owned", lookup="code", normalize=lambda self, text: text) as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            execute("DELETE FROM raw_owner")
+            assert model.objects.filter(code="").exists()
+            assert guard.verdict("") is not Verdict.ABSENT
+    finally:
+        execute("DROP TABLE raw_owned")
+        execute("DROP TABLE raw_owner")
+
+
 @everywhere
 @pytest.mark.parametrize("way", ["create", "bulk_create", "save", "bulk_update"])
 @pytest.mark.parametrize("atomic", [True, False])
