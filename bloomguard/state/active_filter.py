@@ -182,7 +182,7 @@ class ActiveFilter:
         return self.last_check[0] if self.last_check is not None else ""
 
     def answering(self) -> Generation | Decision:
-        """Return the generation in use, or why there is none. Checks any key. May wait. Never raises."""
+        """Return the generation in use, after a check of one key, or why there is none. May wait. Never raises."""
         state = self.table.renewed(self.name)
         if state is None:
             return LEASE

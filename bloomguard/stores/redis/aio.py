@@ -155,7 +155,7 @@ class AsyncLink:
             await pool.ensure_connection(connection)
             return
         if (tls := getattr(connection, "ssl_context", None)) is not None:
-            await asyncio.to_thread(tls.get)  # reads all certificates of the system: some 40 ms, within the timeout
+            await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
         with _StallDetector(self._timeout) as detector:
             try:
                 await pool.ensure_connection(connection)
