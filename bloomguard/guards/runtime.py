@@ -176,10 +176,11 @@ class GuardRuntime:
             decision = active.ask_now(key) or await active.aask(key)
             if decision is None and active.last_check is not None and active.table.lease(self._guard.name) is None:
                 await _arenew(active.table)
-                copy = active.table.copy
-                decision = active.ask_now(key) or await active.aask(key)
-                if decision is None and active.table.lease(self._guard.name) is None:
+                if active.table.lease(self._guard.name) is None:
                     decision = LEASE
+                else:
+                    copy = active.table.copy
+                    decision = active.ask_now(key) or await active.aask(key)
             if decision is None:  # a filter must be read, or at the start the state rows
                 decision = await in_a_thread(self.ask)(key)
             elif decision.verdict is Verdict.ABSENT:
