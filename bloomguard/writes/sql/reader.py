@@ -95,7 +95,11 @@ def read_trigger(sql: str) -> frozenset[Effect]:
     except Unclear:
         return frozenset({ANYTHING})
     begin = Token(WORD, "begin")
-    return frozenset(trigger.scan(trigger.found.index(begin) if begin in trigger.found else 0))
+    effects = trigger.scan(trigger.found.index(begin) if begin in trigger.found else 0)
+    # An OR REPLACE of the statement that fires it also holds for these.
+    return frozenset(effects) | {
+        Effect("delete", effect.name) for effect in effects if effect.verb in ("insert", "update")
+    }
 
 
 def read_call(name: str) -> Reading:

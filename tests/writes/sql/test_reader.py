@@ -431,6 +431,14 @@ def test_what_a_trigger_does(sql, tables):
     assert {effect.name for effect in sqltext.read_trigger(sql)} == tables
 
 
+@pytest.mark.parametrize("body", ["INSERT INTO c VALUES (1) ON CONFLICT (id) DO NOTHING", "UPDATE c SET slug = 1"])
+def test_what_a_trigger_writes_may_replace_rows(body):
+    """SQLite does so if the statement that fires it says OR REPLACE."""
+    found = sqltext.read_trigger(f"CREATE TRIGGER a AFTER INSERT ON b BEGIN {body}; END")
+
+    assert sqltext.Effect("delete", "c") in found
+
+
 @pytest.mark.parametrize(
     ("sql", "deletes"),
     [
