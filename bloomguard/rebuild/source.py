@@ -264,10 +264,10 @@ class Source:
         kind = str(self.guard._meta.keys.kinds[0])
         if kind == "text" and not self._are_short_texts(field):
             return None
-        if vendor == "mysql" and kind in ("integer", "text") and not unbuffered_cursor(self.connection):
-            return None
         if kind == "uuid" and getattr(self.connection, "mysql_is_mariadb", False):
             vendor = "mariadb"
+        if vendor == "mysql" and not unbuffered_cursor(self.connection):
+            return None
         return SCANS.get((vendor, kind))
 
     def _are_short_texts(self, field: models.Field[Any, Any]) -> bool:
