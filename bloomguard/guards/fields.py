@@ -49,6 +49,8 @@ _SELECTS = ("select_format", "get_col")
 _COLUMN = (
     "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
 )  # fmt: skip
+#: What converts a value on its way into an INSERT, and not one that is looked up.
+INSERTED = ("pre_save", "get_db_prep_save", "get_placeholder", "get_placeholder_sql")
 #: Lookups that only compare a column with a value. Not their subclasses, nor what else may be registered as ``exact``.
 EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 #: Numbers with more digits before or after the point may be too long for the database.

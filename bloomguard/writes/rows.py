@@ -19,7 +19,15 @@ from django.db import DatabaseError, connections, models
 from django.db.models.constants import OnConflict
 
 from ..guards import Guard
-from ..guards.fields import is_djangos_compiler, kind_of, makes_djangos_sql, stores_as_given, value_field
+from ..guards.fields import (
+    INSERTED,
+    is_djangos_compiler,
+    kind_of,
+    makes_djangos_sql,
+    own_methods,
+    stores_as_given,
+    value_field,
+)
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted
 from ..state.fresh_rows import fresh_rows
@@ -120,6 +128,10 @@ def _inserted_by(
 
 # -- of an INSERT on MySQL, which has no RETURNING
 
+#: Whether a column gets the next number, and not what a default of the column makes.
+_GENERATED = """SELECT extra LIKE '%%auto_increment%%' FROM information_schema.columns
+    WHERE table_schema = DATABASE() AND table_name = %s AND column_name = %s"""
+
 
 def has_no_returning(connection: Any) -> bool:
     """Whether the database is MySQL. Rows are then read back, as they need not store what the instances hold."""
@@ -131,10 +143,13 @@ def highest_key(compiler: Any) -> int | None:
     connection, meta = compiler.connection, compiler.query.model._meta
     if compiler.returning_fields or connection.needs_rollback or not isinstance(meta.pk, models.AutoField):
         return None
-    if any(instance.pk is not None for instance in compiler.query.objs):
+    # At SERIALIZABLE the SELECT would lock what others insert: two INSERTs would be a deadlock.
+    if connection.isolation_level == "serializable" or any(each.pk is not None for each in compiler.query.objs):
         return None
     key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
-    return int(_fetch(connection, f"SELECT COALESCE(MAX({key}), 0) FROM {table}")[0][0])  # noqa: S608
+    sql = f"SELECT ({_GENERATED}), COALESCE(MAX({key}), 0) FROM {table}"  # noqa: S608
+    generated, highest = _fetch(connection, sql, [meta.db_table, meta.pk.column])[0]
+    return int(highest) if generated else None
 
 
 def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int | None) -> WrittenRows | None:
@@ -145,7 +160,9 @@ def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int
     query, fields, connection = compiler.query, tracked.primary_key, compiler.connection
     if fields is None or not is_djangos_compiler(compiler) or may_be_rewritten(compiler, "insert"):
         return None
-    if query.on_conflict == OnConflict.UPDATE and not tracked.columns.isdisjoint(map(folded, query.update_fields)):
+    if query.on_conflict == OnConflict.UPDATE and (
+        may_be_rewritten(compiler, "update") or not tracked.columns.isdisjoint(map(folded, query.update_fields))
+    ):
         return None  # it may have updated other rows than those with these primary keys
     link, meta = tracked.link or "pk", query.model._meta
     if values := _primary_keys(compiler, fields):
@@ -153,18 +170,20 @@ def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int
     if fields != (meta.pk,):
         return None
     if highest is None:
-        return WrittenRows(rows, link, stored=False) if rows else None  # the last ID
+        # The last ID, which is 0 if MySQL has generated none.
+        return WrittenRows(rows, link, stored=False) if rows and rows[0][0] else None
     key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
-    values = _fetch(connection, f"SELECT {key} FROM {table} WHERE {key} > %s", [highest])  # noqa: S608
-    if len(values) < len(query.objs) and not query.on_conflict:
-        return None  # a default of the column has made other ones
+    found = _fetch(connection, f"SELECT {key} FROM {table} WHERE {key} > %s", [highest])  # noqa: S608
+    values = list(compiler.apply_converters(found, compiler.get_converters([meta.pk.get_col(meta.db_table)])))
     return WrittenRows(values, "" if tracked.fields == fields and not tracked.link else link, stored=True)
 
 
 def _primary_keys(compiler: Any, fields: Fields) -> Values:
-    """Return the primary keys that the instances have; none if one lacks it, or has an expression."""
+    """Return the primary keys that the instances have; none if one lacks it, or the INSERT may send another value."""
+    if any(own_methods(field, INSERTED) for field in fields):
+        return ()
     keys = [tuple(getattr(instance, field.attname) for field in fields) for instance in compiler.query.objs]
-    return () if any(value is None or hasattr(value, "as_sql") for key in keys for value in key) else keys
+    return () if any(value is None or hasattr(value, "resolve_expression") for key in keys for value in key) else keys
 
 
 def _fetch(connection: Any, *query: Any) -> Any:

@@ -6,9 +6,9 @@ import itertools
 from contextlib import ExitStack, closing, suppress
 
 import pytest
-from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
+from django.db import DatabaseError, IntegrityError, OperationalError, connections, models, transaction
 from django.db.models import F
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
@@ -22,7 +22,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
-from tests.support.mariadb import MYSQL
+from tests.support.mariadb import EXACT, MYSQL
 from tests.support.orm_writes import without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -309,7 +309,96 @@ def test_spaces_that_do_not_fit_are_cut_in_strict_mode_too(built, returning):
     assert registry["article"].verdict("z" * 50) is not Verdict.ABSENT
 
 
+class _Later(models.IntegerField):
+    def pre_save(self, instance, add):
+        return getattr(instance, self.attname) + 1
+
+
+class _Coded(models.BigAutoField):
+    def from_db_value(self, value, expression, connection):
+        return value + 1000
+
+    def get_prep_value(self, value):
+        return super().get_prep_value(value) - 1000
+
+
+AUTO = "bigint AUTO_INCREMENT"
+#: The primary key's field and column, and an INSERT; there are rows 0, 1 and 77.
+OTHER_KEYS = {
+    "a field that stores another": (_Later, "bigint", lambda rows: rows.create(id=1, name="new")),
+    "a field that converts it": (_Coded, AUTO, lambda rows: rows.bulk_create([rows.model(name="new")])),
+    "a default": (models.BigAutoField, "bigint DEFAULT 5", lambda rows: rows.bulk_create([rows.model(name="new")])),
+    "a default, ignoring": (
+        models.BigAutoField, "bigint DEFAULT 5",
+        lambda rows: rows.bulk_create([rows.model(name="new")], ignore_conflicts=True),
+    ),
+    "a default, and the last ID is 0": (
+        models.BigAutoField, "bigint DEFAULT 5",
+        lambda rows: rows.create(name="new"),
+    ),
+    "a trigger that renames what an upsert updates": (
+        models.BigAutoField, AUTO,
+        lambda rows: rows.bulk_create(
+            [rows.model(name="new", number=1), rows.model(name="second", number=2)],
+            update_conflicts=True, update_fields=["note"],
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("field", "column", "write"), OTHER_KEYS.values(), ids=OTHER_KEYS)
+def test_a_row_is_not_taken_for_another(returning, fresh, clock, field, column, write):
+    """Whatever makes the primary key: the inserted rows are found by it, or the guard is fenced."""
+    with isolate_apps("tests.shop"):
+
+        class Made(models.Model):
+            id = field(primary_key=True)
+            name = models.CharField(max_length=50, db_collation=EXACT)
+            number = models.IntegerField(null=True)
+            note = models.CharField(max_length=50, default="")
+
+            class Meta:
+                app_label, db_table = "shop", "raw_made"
+
+    execute(
+        f"CREATE TABLE raw_made (id {column} PRIMARY KEY, name varchar(50) COLLATE {EXACT} NOT NULL, "
+        "number integer UNIQUE, note varchar(50) NOT NULL)"
+    )
+    try:
+        execute("INSERT INTO raw_made VALUES (1, 'old', 1, ''), (77, 'last', NULL, '')")
+        execute("INSERT INTO raw_made VALUES (0, 'zero', NULL, '')")
+        execute("CREATE TRIGGER raw_renames BEFORE UPDATE ON raw_made FOR EACH ROW SET NEW.name = 'renamed'")
+        with registered(Made, name="made", lookup="name") as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            write(Made.objects)
+
+            names = list(Made.objects.values_list("name", flat=True))
+            assert len(names) > 3
+            assert [name for name in names if guard.verdict(name) is Verdict.ABSENT] == []
+    finally:
+        execute("DROP TABLE raw_made")
+
+
 # -- transactions
+
+
+def test_at_serializable_no_insert_waits_for_another(built, mariadb, returning, monkeypatch):
+    """A SELECT of the new rows would lock what comes after them: two of such INSERTs would be a deadlock."""
+    options = {**mariadb.settings_dict["OPTIONS"], "isolation_level": "serializable"}
+    monkeypatch.setitem(mariadb.settings_dict, "OPTIONS", options)
+    mariadb.close()
+    with closing(mariadb.copy()) as other, transaction.atomic(using="mariadb"):
+        Product.objects.bulk_create([Product(), Product()])
+        with other.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
+            cursor.execute("INSERT INTO shop_product (id, name) VALUES (77, 'other')")
+    mariadb.close()
+
+    assert [
+        pk
+        for pk in Product.objects.values_list("pk", flat=True)
+        if pk != 77 and registry["product"].verdict(pk) is Verdict.ABSENT
+    ] == []
 
 
 def test_a_begin_by_hand_is_noticed(built, clock):
