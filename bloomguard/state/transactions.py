@@ -75,7 +75,7 @@ def _reported(connection: Any) -> bool | None:
         if connection.mysql_is_mariadb:
             raw.query("SELECT @@in_transaction")
             return bool(raw.store_result().fetch_row()[0][0])
-        raw.query("SET @@transaction_isolation = @@session.transaction_isolation")  # changes nothing
+        raw.query("SET @@transaction_isolation = @@session.transaction_isolation")  # of the next one
         return False
     except connection.Database.Error as error:
         return True if error.args[:1] == (_IN_TRANSACTION,) else None

@@ -77,7 +77,9 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
         if not tracked.historical:  # in the middle of a migration a column may be missing
             raise
         return None
-    is_elsewhere = written.link == "pk" and not written.stored and len(found) < len(written.values)
+    # MySQL may store one row of several under another primary key; elsewhere ON CONFLICT has left it out.
+    least = len(written.values) if connections[using].vendor == "mysql" else 1
+    is_elsewhere = written.link == "pk" and not written.stored and len(found) < least
     return None if is_elsewhere else WrittenRows(found, "", stored=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
+import uuid
 from contextlib import ExitStack, closing, suppress
 
 import pytest
@@ -15,6 +16,7 @@ from django.db import IntegrityError, OperationalError, connection, connections,
 from django.db.models import Case, F, Q, Value, When, sql
 from django.db.models.functions import Concat, Lower
 from django.db.models.sql.constants import ROW_COUNT
+from django.test.utils import isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -26,6 +28,7 @@ from bloomguard.verdicts import Verdict
 from bloomguard.writes import updates
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
+from tests.support.database import without_mariadb
 from tests.support.guarding import registered
 from tests.support.mariadb import MYSQL
 from tests.support.orm_writes import by_hand, without_autocommit
@@ -160,6 +163,38 @@ def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning
         assert verdicts("product", Product.objects.get(name="new").pk, 77) == [Verdict.MAYBE, Verdict.ABSENT]
     else:
         assert status("product") == FENCED
+
+
+class _Selected(models.CharField):
+    def get_col(self, *args, **kwargs):
+        return super().get_col(*args, **kwargs)
+
+
+@without_mariadb
+def test_a_row_that_was_left_out_fences_nothing(each_database, fresh, clock):
+    """The others are read back by the primary keys that their instances have made."""
+    with isolate_apps("tests.shop"):
+
+        class Code(models.Model):
+            id = models.UUIDField(primary_key=True, default=uuid.uuid4)
+            slug = _Selected(max_length=50, unique=True)
+
+            class Meta:
+                app_label, db_table = "shop", "raw_code"
+
+    with connections[database.current].schema_editor() as editor:
+        editor.create_model(Code)
+    try:
+        Code.objects.create(slug="old")
+        with registered(Code, name="code", lookup="slug") as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            Code.objects.bulk_create([Code(slug="old"), Code(slug="new")], ignore_conflicts=True)
+
+            assert guard.filter_existing(["old", "new", "other"]) == ["old", "new"]
+            assert status("code") == ARMED
+    finally:
+        with connections[database.current].schema_editor() as editor:
+            editor.delete_model(Code)
 
 
 def test_a_key_from_the_database_is_read_back_without_returning(built, no_returning):
