@@ -29,7 +29,7 @@ from ..guards.fields import (
     value_field,
 )
 from ..guards.keys import unwrapped
-from ..state.connection import fetch_uncounted
+from ..state.connection import fetch_uncounted, is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
 from . import discards, fencing
@@ -66,15 +66,16 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
 def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
     """Return the guard's rows that ``written`` links to, as they are now.
 
-    ``None`` if a row has not the primary key that its instance had, or a migration's table lacks a column.
+    ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
     """
     # Elsewhere an error leaves the transaction as it was, and SQLite ends no savepoint while it returns changed rows.
     is_undone = tracked.historical and connections[using].vendor == "postgresql"
     try:
         with together(connections[using], undo=True) if is_undone else nullcontext():
             found = _stored_rows(tracked.guard, using, written)
-    except DatabaseError:
-        if not tracked.historical:  # in the middle of a migration a column may be missing
+    except DatabaseError as error:
+        # In the middle of a migration a column may be missing, and MySQL needs no right to SELECT for an INSERT.
+        if not tracked.historical and not is_denied(error):
             raise
         return None
     # MySQL may store one row of several under another primary key; elsewhere ON CONFLICT has left it out.
@@ -150,7 +151,12 @@ def highest_key(compiler: Any) -> int | None:
         return None
     key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
     sql = f"SELECT ({_GENERATED}), COALESCE(MAX({key}), 0) FROM {table}"  # noqa: S608
-    generated, highest = _fetch(connection, sql, [meta.db_table, meta.pk.column])[0]
+    try:
+        generated, highest = _fetch(connection, sql, [meta.db_table, meta.pk.column])[0]
+    except DatabaseError as error:
+        if not is_denied(error):
+            raise
+        return None
     return int(highest) if generated else None
 
 

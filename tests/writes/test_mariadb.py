@@ -22,7 +22,7 @@ from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
-from tests.support.mariadb import EXACT, MYSQL
+from tests.support.mariadb import EXACT, MYSQL, mysql_only
 from tests.support.orm_writes import without_autocommit
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -395,6 +395,25 @@ def test_at_serializable_no_insert_waits_for_another(built, mariadb, returning, 
     mariadb.close()
 
     assert Product.objects.filter(pk=77).exists()
+
+
+@mysql_only
+@pytest.mark.parametrize(
+    "write", [lambda rows: rows.create(name="new"), lambda rows: rows.bulk_create([Product(name="new")])]
+)
+def test_a_login_that_may_only_insert(built, mariadb, write):
+    """Its rows cannot be read back, so the guard is fenced, and the row is stored."""
+    name = mariadb.settings_dict["NAME"]
+    execute("CREATE USER inserts")
+    try:
+        execute(f"GRANT INSERT ON {name}.shop_product TO inserts")
+        with database.second_alias("mariadb", "limited", USER="inserts") as alias:
+            write(Product.objects.using(alias))
+    finally:
+        execute("DROP USER inserts")
+
+    assert Product.objects.filter(name="new").exists()
+    assert status("product") == FENCED
 
 
 def test_a_begin_by_hand_is_noticed(built, clock):
