@@ -19,8 +19,11 @@ _NO_TRANSACTION, _WAITING, _IN_ERROR = (0, 4), 2, 3
 _NOTHING = {"postgresql": "SHOW is_superuser", "mysql": "SELECT 1"}
 #: Seconds between them: a server's limit of idle time in a transaction is a second at least.
 _ALIVE_SECONDS = 0.5
-#: MySQL's error number for a statement that it takes outside of transactions alone.
-_IN_TRANSACTION = 1568
+#: What MySQL takes in a transaction alone, and outside of one alone.
+_OPEN = "SAVEPOINT bloomguard_open", "RELEASE SAVEPOINT bloomguard_open"
+_NOT_OPEN = ("SET @@transaction_isolation = @@session.transaction_isolation",)
+#: Whether one is open, by the error's number: there is no such savepoint, and no level can be set.
+_ANSWERS = {1305: False, 1568: True}
 _NAME = "bloomguard_write"
 _numbers = itertools.count()
 
@@ -61,7 +64,7 @@ def is_under_way(connection: Any) -> bool:
 
 
 def _reported(connection: Any) -> bool | None:
-    """Return whether an open transaction is reported; ``None`` if MySQL's or MariaDB's driver cannot ask the server."""
+    """Return whether an open transaction is reported; ``None`` if MySQL or MariaDB does not answer."""
     raw, vendor = connection.connection, connection.vendor
     if raw is None:
         return False
@@ -69,16 +72,24 @@ def _reported(connection: Any) -> bool | None:
         return bool(raw.in_transaction)
     if vendor == "postgresql":
         return raw.info.transaction_status not in _NO_TRANSACTION
-    if vendor != "mysql" or not hasattr(raw, "store_result"):
+    if vendor != "mysql":
         return None
-    try:  # a quicker :func:`fetch_uncounted`
+    try:
         if connection.mysql_is_mariadb:
-            raw.query("SELECT @@in_transaction")
-            return bool(raw.store_result().fetch_row()[0][0])
-        raw.query("SET @@transaction_isolation = @@session.transaction_isolation")  # of the next one
-        return False
+            return bool(_ask(raw, "SELECT @@in_transaction")[0][0])
+        # Under autocommit MySQL forgets a savepoint at once. The SET changes nothing, but for a level that an earlier
+        # one has set for the next transaction.
+        for sql in _OPEN if connection.autocommit else _NOT_OPEN:
+            _ask(raw, sql)
+        return bool(connection.autocommit)
     except connection.Database.Error as error:
-        return True if error.args[:1] == (_IN_TRANSACTION,) else None
+        return _ANSWERS.get(error.args[0]) if error.args else None
+
+
+def _ask(raw: Any, sql: str) -> Any:  # a quicker :func:`fetch_uncounted`
+    with closing(raw.cursor()) as cursor:
+        cursor.execute(sql)
+        return cursor.fetchall() if cursor.description else ()
 
 
 def is_aborted(connection: Any) -> bool:

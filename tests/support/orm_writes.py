@@ -300,7 +300,7 @@ def sent() -> Iterator[list[str]]:
                 "SELECT CONVERT(argument USING utf8mb4) FROM mysql.general_log "
                 "WHERE thread_id = CONNECTION_ID() AND command_type = 'Query' ORDER BY event_time"
             )
-            asked = ("general_log", "@@in_transaction", "@@transaction_isolation")
+            asked = ("general_log", "@@in_transaction", "@@transaction_isolation", "bloomguard_open")
             found += [text for (text,) in cursor.fetchall() if not any(word in text for word in asked)]
         return
     if not is_psycopg3:

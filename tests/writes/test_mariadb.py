@@ -447,6 +447,20 @@ def test_a_statement_that_may_commit_is_sent_under_a_fence(several):
     assert seen == [FENCED]
 
 
+@mysql_only
+def test_a_level_for_the_next_transaction_is_that_of_the_next_write(built, mariadb):
+    """To ask MySQL whether a transaction is open does not use it up."""
+    with closing(mariadb.copy()) as other, mariadb.cursor() as cursor, other.cursor() as asking:
+        cursor.execute("SET TRANSACTION ISOLATION LEVEL SERIALIZABLE")
+        Product.objects.create()
+        asking.execute(
+            "SELECT isolation_level FROM performance_schema.events_transactions_current "
+            "JOIN performance_schema.threads USING (thread_id) WHERE processlist_id = %s",
+            [mariadb.connection.thread_id()],
+        )
+        assert asking.fetchall() == (("SERIALIZABLE",),)
+
+
 def test_a_definition_that_commits_leaves_no_row_behind(built, clock):
     """What was written before it is committed by it, and was added before."""
     execute("DROP TABLE IF EXISTS raw_log")
