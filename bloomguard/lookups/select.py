@@ -28,9 +28,9 @@ from ..guards.fields import EXACT, djangos_class
 from ..guards.scopes import DATABASE
 from ..guards.strayed import strayed
 from ..process import LogOnce
-from ..state.transactions import has_own_transaction, is_aborted
+from ..state.transactions import is_aborted
 from ..verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
-from ..writes.isolation import may_omit_reads
+from ..writes.isolation import is_by_hand, may_omit_reads
 from ..writes.statements import wrap
 from .certainty import is_certain
 from .context import LookupContext, compare_rows, contexts
@@ -206,7 +206,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     if connection.needs_rollback or connection.closed_in_transaction:
         return False  # Django raises an error for the query
     if not connection.in_atomic_block:
-        return not has_own_transaction(connection)
+        return not is_by_hand(connection)
     # A transaction may still see rows that others have deleted, whose keys the guard has discarded. Of its own rows,
     # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.runtime`.
     if guard._meta.discards:

@@ -112,7 +112,9 @@ class DatabaseCache:
         self.guards = list(dict.fromkeys(guard for some in self.tables.values() for _, guard in some))
         #: Texts that need no second look: they have placeholders for values, so they are few. One by which the ORM
         #: writes to a guarded table, and nothing else -> the table; one that writes nothing of a guard -> empty.
-        self.texts: dict[str, str] = {"BEGIN": ""}
+        # On MySQL and MariaDB a BEGIN is the project's own: see :mod:`.isolation`.
+        self._usual = {} if vendor == "mysql" else {"BEGIN": ""}
+        self.texts: dict[str, str] = dict(self._usual)
         self.catalogue: Catalogue | None = None
         #: Held while one thread loads the catalogue, so that not all writers of a process that has just started do.
         #: A child that is forked meanwhile waits once for the time limit.
@@ -189,7 +191,7 @@ class DatabaseCache:
         """
         if len(sql) <= _LONGEST_TEXT and self.stamp == definitions.stamp and STATE_ROWS not in sql.lower():
             if len(self.texts) >= _MOST_TEXTS:
-                self.texts = {"BEGIN": ""}
+                self.texts = dict(self._usual)
             self.texts[sql] = own
 
 

@@ -12,12 +12,21 @@ from typing import Any
 
 from ..process import seconds
 from ..state.connection import fetch_uncounted
+from ..state.transactions import has_own_transaction
 
 _DEFAULT_SECONDS = 60.0
 _SETS = re.compile(r"\b(?:SET|BEGIN|START)\b", re.IGNORECASE)
 _LEVELS = ("isolation", "characteristics", "snapshot")
 _LEVEL = re.compile("|".join(_LEVELS), re.IGNORECASE)
 
+#: What MySQL and MariaDB begin no transaction with that outlasts it.
+_BEGINS_NONE = re.compile(
+    r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|REPLACE|SHOW|SET (?:SESSION TRANSACTION|SQL_AUTO_IS_NULL))\b[^;]*",
+    re.IGNORECASE,
+)
+
+#: The databases of MySQL and MariaDB to which this process has sent anything else.
+_begun: set[str] = set()
 #: The databases to which this process has sent a statement that may change a level: those of their transactions are
 #: not known any more.
 _changed: set[str] = set()
@@ -26,10 +35,12 @@ _defaults: dict[str, tuple[bool, float]] = {}
 
 
 def note(text: str, connection: Any) -> None:
-    """Record that the transactions of the connection's alias have an unknown level, if ``text`` may change it.
+    """Record whether ``text`` may change the level of the transactions of the connection's alias, or begin one.
 
     It holds for as long as the process lives, so one look at each text is enough.
     """
+    if connection.vendor == "mysql" and connection.alias not in _begun and not _BEGINS_NONE.fullmatch(text):
+        _begun.add(connection.alias)
     if not _may_change(text):
         return
     if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
@@ -48,6 +59,13 @@ def _may_change(text: str) -> bool:
     # Not by one pattern, which would look for the level anew after each of the words.
     found = _SETS.search(text)
     return found is not None and _LEVEL.search(text, found.end()) is not None
+
+
+def is_by_hand(connection: Any) -> bool:
+    """Return whether a transaction is open outside ``atomic``. Asks a server only after SQL that may have begun one."""
+    if connection.vendor == "mysql" and connection.alias not in _begun:
+        return connection.connection is not None and not connection.in_atomic_block and not connection.autocommit
+    return has_own_transaction(connection)
 
 
 def may_omit_reads(connection: Any) -> bool:

@@ -67,6 +67,8 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
     """Execute ``sql`` that is not known; ``own``: the table of the ORM's statement, whose compiler adds its keys."""
     connection = context["connection"]
     if type(sql) is str and _BORDER.fullmatch(sql):
+        if sql[0] == "B":
+            isolation.note(sql, connection)
         return execute(sql, params, many, context)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)

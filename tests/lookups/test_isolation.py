@@ -8,6 +8,7 @@ import pytest
 from django.db import OperationalError, connections, transaction
 
 from bloomguard.lookups.context import guarded_lookups
+from bloomguard.state import transactions
 from bloomguard.writes import consequences, isolation
 from tests.lookups.test_select import ABSENT, atomically, lookups, queries, rows, run, shop  # noqa: F401
 from tests.support import database
@@ -31,7 +32,9 @@ def levels_are_known():
     consequences.caches.clear()  # which have the texts that were looked at before
     isolation._changed.clear()
     isolation._defaults.clear()
+    isolation._begun.clear()
     yield
+    isolation._begun.clear()
     isolation._changed.clear()
     isolation._defaults.clear()
 
@@ -177,3 +180,23 @@ def test_of_two_who_found_no_row_one_may_insert(shop, is_guarded):  # noqa: F811
         with pytest.raises(OperationalError, match="could not serialize"):
             write()
         assert not rows.filter(pk=101).exists()
+
+
+@pytest.mark.parametrize("begin", ["BEGIN", "START TRANSACTION", "SELECT 1; BEGIN"])
+def test_a_server_is_asked_only_after_sql_that_may_have_begun_a_transaction(lookups, begin, monkeypatch):  # noqa: F811
+    """The drivers of MySQL and MariaDB do not know it, and an answer costs no round trip."""
+    if database.current != "mariadb":
+        pytest.skip("the driver knows")
+    connection, ask, asked = connections["mariadb"], transactions._ask, []
+    monkeypatch.setattr(transactions, "_ask", lambda *args: asked.append(args) or ask(*args))
+    assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+    assert connection.connection is not None
+    assert not asked
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(begin)
+            while cursor.nextset():
+                pass
+        assert queries(lambda: rows.filter(pk=ABSENT).first()) == 1
+    finally:
+        connection.close()
