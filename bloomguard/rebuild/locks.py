@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.05
 _READ_LOCK_SECONDS = 5
 _WRITE_LOCK_SECONDS = 1
 _TRIES = (("READ", _READ_LOCK_SECONDS), ("WRITE", _WRITE_LOCK_SECONDS))
-_LOCK_WAIT_TIMEOUT = 1205  # the server's error ER_LOCK_WAIT_TIMEOUT
+_LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIMEOUT and ER_DBACCESS_DENIED_ERROR
 
 
 def builder_id() -> str:
@@ -171,6 +171,8 @@ def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
     try:
         cursor.execute(f"LOCK TABLES {table} {kind}")
     except OperationalError as error:
+        if error.args[:1] == (_DENIED,):
+            raise RebuildError(f"{error.args[1]}; GRANT LOCK TABLES: a rebuild locks {table} briefly") from error
         if error.args[:1] != (_LOCK_WAIT_TIMEOUT,):
             raise
         return False

@@ -17,7 +17,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from ..exceptions import RebuildError
 from ..filters.bulk import np
 
-_CAUSE = "the column has other values too, or MariaDB cut the page: then set max_allowed_packet to 1 MB or more"
+_CAUSE = "the column has other values too, or the server cut the page: then set max_allowed_packet to 1 MB or more"
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from django.db import IntegrityError, OperationalError, connections, models
@@ -15,7 +15,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.filters.bulk import one_by_one
 from bloomguard.guards import Guard, registry
 from bloomguard.lookups import guarded_lookups
-from bloomguard.rebuild import Rebuild, scans, verify
+from bloomguard.rebuild import Rebuild, locks, scans, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
@@ -340,3 +340,16 @@ def test_a_server_that_is_read_only_is_no_primary(fresh):
 
     assert table.current("product").version == 0
     table.forget()
+
+
+def test_a_login_that_may_not_lock_is_told_what_it_lacks():
+    """The server's own error names no right."""
+    execute("CREATE USER raw_reader@localhost")
+    try:
+        execute("GRANT SELECT ON *.* TO raw_reader@localhost")
+        with closing(connections["mariadb"].copy()) as other:
+            other.settings_dict = {**other.settings_dict, "USER": "raw_reader"}
+            with pytest.raises(RebuildError, match="GRANT LOCK TABLES"), other.cursor() as cursor:
+                locks._wait_for_mysql_writers(cursor, "shop_article", sleep=None)
+    finally:
+        execute("DROP USER raw_reader@localhost")
