@@ -124,7 +124,7 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     statements = list(compiler.as_sql())
     with together(connection):
         before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
-        reads_back = has_no_returning(connection)
+        reads_back = connection.vendor == "mysql" and has_no_returning(connection)
         highest = highest_key(compiler) if reads_back else None
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
         if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
