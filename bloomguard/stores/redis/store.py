@@ -39,7 +39,7 @@ from .topology import ClusterServers, find_servers, options_of_cache
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # with a billion keys, each of 64 nodes has its share to within a seventh
 _LISTS = 8  # copies of the hash in a Cluster, spread over the nodes
-_DROPPED = 256  # shards to delete in one round trip
+_TOGETHER = 256  # keys of one round trip
 _LAST_CELL = ROWS * COLUMNS - 1
 _MAX_REQUEST_TIMEOUT = 0.5  # seconds that a request may wait without a warning
 #: Options that make a client read from replicas.
@@ -191,8 +191,8 @@ class RedisStore(Store):
         lists = self._listed(guard)
         counts = self.load([(listed, ("HGET", listed, name)) for listed in lists])
         keys = [self.key(guard, name, shard) for shard in range(max(map(_shards, counts)))]
-        for start in range(0, len(keys), _DROPPED):
-            some = keys[start : start + _DROPPED]
+        for start in range(0, len(keys), _TOGETHER):
+            some = keys[start : start + _TOGETHER]
             self.load([(key, ("UNLINK", key, load_key(key), journal_key(key))) for key in some])
         self.load([(listed, ("HDEL", listed, name)) for listed in lists])
 
@@ -247,7 +247,7 @@ class RedisStore(Store):
             clusters = self._bulk.send_to_all("INFO", "cluster")
             is_single_node = not self._clustered and _parse_info(clusters[0]).get("cluster_enabled") == "1"
             if not is_single_node:  # INFO is also answered by a server that refuses checks, as out of memory
-                keys = [self.key("", "check", shard) for shard in range(_DROPPED)]  # some on each node of a Cluster
+                keys = [self.key("", "check", shard) for shard in range(_TOGETHER)]  # some on each node of a Cluster
                 self.load([(key, ("BITFIELD", key, "GET", "u1", 0)) for key in keys])
         except StoreError as error:
             return [
