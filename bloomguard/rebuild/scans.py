@@ -140,13 +140,6 @@ def _hexadecimal_uuids(gathered: str, rows: int) -> bytes:
     return _uuids(data, rows)
 
 
-def _packed_uuids(rows: Sequence[Any]) -> bytes:
-    try:
-        return bytes.fromhex("".join(chain.from_iterable(rows)).replace("-", ""))
-    except (TypeError, ValueError):  # NULL, or another text
-        raise RebuildError(f"a page holds other values than UUIDs: {_CAUSE}") from None
-
-
 def _last_stored(gathered: str) -> str:
     """Return the last UUID of a page as it is stored: that is what the next page is compared with."""
     return gathered.rpartition(" ")[2]
@@ -188,7 +181,11 @@ SCANS = {
     ("sqlite", "text"): Scan(
         "group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
     ),
-    ("mysql", "uuid"): Scan("", lambda packed, rows: _uuids(b"".join(packed), rows), pack=_packed_uuids),
+    ("mysql", "uuid"): Scan(
+        "",
+        lambda packed, rows: _hexadecimal_uuids(" ".join(packed), rows),
+        pack=lambda rows: " ".join(text or "" for (text,) in rows),
+    ),
     ("mysql", "text"): Scan(
         "",
         lambda packed, rows: list(chain.from_iterable(packed)),

@@ -157,7 +157,7 @@ class ActiveFilter:
     def _fail(self, error: Exception, name: str) -> Decision | None:
         """Map a failed check of the generation ``name`` to a decision; ``None`` if the row has to be read first."""
         state = self.table.lease(self.name)
-        if state is None or state.active != name:  # it may have been replaced and removed, as with a node of a Cluster
+        if state is None or state.active != name:  # replaced and removed, or lost with a node of a Cluster
             if not isinstance(error, StoreUnavailable):
                 self.last_check = None
             return None

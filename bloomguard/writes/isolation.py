@@ -1,8 +1,9 @@
-"""Whether a transaction's statements depend on the SELECTs that it has sent before.
+"""What is known of a transaction without asking the server: its isolation level, and whether one was begun by hand.
 
-Where each statement reads what is committed by then, a SELECT that is not sent changes nothing. A snapshot begins with
-the first statement that reads, so without it the snapshot would begin later; and at SERIALIZABLE the database notes
-what a transaction has read, to find out which transactions cannot both be committed.
+A transaction's statements may depend on the SELECTs that it has sent before. Where each statement reads what is
+committed by then, a SELECT that is not sent changes nothing. A snapshot begins with the first statement that reads, so
+without it the snapshot would begin later; and at SERIALIZABLE the database notes what a transaction has read, to find
+out which transactions cannot both be committed.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _SETS = re.compile(r"\b(?:SET|BEGIN|START)\b", re.IGNORECASE)
 _LEVELS = ("isolation", "characteristics", "snapshot")
 _LEVEL = re.compile("|".join(_LEVELS), re.IGNORECASE)
 
-#: What MySQL and MariaDB begin no transaction with that outlasts it.
+#: SQL that begins no transaction on MySQL and MariaDB, or none that outlasts the statement.
 _BEGINS_NONE = re.compile(
     r"\s*(?:SELECT|WITH|INSERT|UPDATE|DELETE|REPLACE|SHOW|SET (?:SESSION TRANSACTION|SQL_AUTO_IS_NULL))\b[^;]*",
     re.IGNORECASE,
 )
 
-#: The databases of MySQL and MariaDB to which this process has sent anything else.
+#: The databases of MySQL and MariaDB to which this process has sent any other SQL.
 _begun: set[str] = set()
 #: The databases to which this process has sent a statement that may change a level: those of their transactions are
 #: not known any more.

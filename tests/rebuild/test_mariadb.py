@@ -190,6 +190,21 @@ def test_a_rebuild_holds_every_row(name, build, monkeypatch, clock):
         assert guard.verdict(value) is not Verdict.ABSENT
 
 
+@mysql_only
+@pytest.mark.parametrize("odd", ["'no number'", "NULL"])
+def test_a_uuid_that_is_none_stops_the_scan(odd):
+    """The column may be older than its field."""
+    Order.objects.create()
+    execute("ALTER TABLE shop_order DROP PRIMARY KEY, MODIFY id char(32) NULL")
+    try:
+        execute(f"INSERT INTO shop_order VALUES ({odd})")
+        with pytest.raises(RebuildError, match="2 rows of a page hold"):
+            [page.keys for page in Source(registry["order"]).pages()]
+    finally:
+        execute("DELETE FROM shop_order")
+        execute("ALTER TABLE shop_order MODIFY id char(32) NOT NULL, ADD PRIMARY KEY (id)")
+
+
 @mariadb_only
 def test_a_page_that_the_server_cuts_stops_the_scan():
     """MariaDB cuts what is longer than ``max_allowed_packet``, with a warning: behind a key or within one."""

@@ -292,6 +292,27 @@ def test_a_primary_key_that_does_not_fit_is_another_one(built, lenient):
     execute("ALTER TABLE shop_product AUTO_INCREMENT = 1")
 
 
+def test_the_last_id_is_not_taken_for_another_column(returning, fresh, clock):
+    """Of a second model, whose generated key is another column: the guard's primary key is an expression there."""
+    with isolate_apps("tests.shop"):
+        meta = type("Meta", (), {"app_label": "shop", "db_table": "raw_numbered", "managed": False})
+        base = {"__module__": __name__, "Meta": meta, "id": models.IntegerField(primary_key=True)}
+        own = type("Own", (models.Model,), base | {"number": models.IntegerField(unique=True)})
+        number = models.AutoField(primary_key=True)
+        other = type("Other", (models.Model,), base | {"id": models.IntegerField(), "number": number})
+    execute("CREATE TABLE raw_numbered (id integer PRIMARY KEY, number integer UNIQUE AUTO_INCREMENT)")
+    try:
+        execute("INSERT INTO raw_numbered VALUES (2, 1)")
+        with registered(own, name="own") as guard:
+            Rebuild(guard, sleep=clock.sleep).run()
+            other.objects.create(id=models.Value(500))
+
+            assert own.objects.get(pk=500).number == 2
+            assert guard.verdict(500) is not Verdict.ABSENT
+    finally:
+        execute("DROP TABLE raw_numbered")
+
+
 @pytest.mark.parametrize("way", [WAYS["ignoring"], WAYS["several ignoring"]])
 def test_ignored_errors_cut_in_strict_mode_too(built, returning, way):
     """INSERT IGNORE makes warnings of errors."""
