@@ -8,6 +8,7 @@ from contextlib import ExitStack, closing, suppress
 import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, models, transaction
 from django.db.models import F
+from django.db.models.sql.compiler import SQLInsertCompiler
 from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from bloomguard.guards import registry
@@ -290,6 +291,23 @@ def test_a_primary_key_that_does_not_fit_is_another_one(built, lenient):
     assert registry["product"].verdict((1 << 63) - 1) is not Verdict.ABSENT
     Product.objects.all().delete()
     execute("ALTER TABLE shop_product AUTO_INCREMENT = 1")
+
+
+class Moving(SQLInsertCompiler):
+    """As a package may have one: it writes another primary key than the instance has."""
+
+    def as_sql(self):
+        return [(sql, [6 if value == 1 else value for value in values]) for sql, values in super().as_sql()]
+
+
+def test_a_compiler_of_another_package_may_write_another_primary_key(built, mariadb, returning, monkeypatch):
+    """Reading back by the instance's would find an older row."""
+    compiler = mariadb.ops.compiler
+    monkeypatch.setattr(mariadb.ops, "compiler", lambda name: Moving if name == "SQLInsertCompiler" else compiler(name))
+    Product.objects.bulk_create([Product(pk=1)])
+
+    assert Product.objects.filter(pk=6).exists()
+    assert registry["product"].verdict(6) is not Verdict.ABSENT
 
 
 def test_the_last_id_is_not_taken_for_another_column(returning, fresh, clock):
