@@ -15,7 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import FieldDoesNotExist, FieldError
-from django.db.models import Choices, Func, Value
+from django.db.models import CharField, Choices, Func, TextField, Value
 from django.db.models import lookups as builtin
 from django.db.models.expressions import (
     Col,
@@ -29,6 +29,7 @@ from django.db.models.expressions import (
     Subquery,
 )
 from django.db.models.fields import tuple_lookups as tuples
+from django.db.models.functions import Cast
 from django.db.models.sql import Query
 from django.db.models.sql.datastructures import BaseTable, Join
 from django.db.models.sql.where import WhereNode
@@ -214,6 +215,10 @@ def _compares(condition: Any, lookup: RowLookup | None) -> bool:
 def _is_operand(operand: Any, lookup: RowLookup | None) -> bool:
     """Return whether an expression is a column of one of Django's fields, a value, or a plain subquery."""
     kind = type(operand)
+    if kind is Cast:  # a key as text, by which django-guardian finds its permissions; a length may be too high
+        text, (column,) = operand.output_field, operand.get_source_expressions()
+        is_text = type(text) in (CharField, TextField) and text.max_length is None
+        return is_text and type(column) is Col and _is_operand(column, lookup)
     if kind is Exists:
         return _is_plain_query(operand.query)
     if kind in (NegatedExpression, ExpressionWrapper):
