@@ -716,16 +716,16 @@ def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, s
 
 def test_a_child_lands_none_of_its_parents_flights(shop):
     """After a fork nobody waits for threads that are not there."""
-    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5)
-    flight, mine = flights.join(call, 0, futures.Future)
+    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5, new_future=futures.Future)
+    flight, mine = flights.join(call, 0)
     assert mine
-    assert flights.join(call, 1, futures.Future) == (flight, False)
+    assert flights.join(call, 1) == (flight, False)
 
     flights._after_fork()
 
-    assert flights.join(call, 1, futures.Future)[1]
+    assert flights.join(call, 1)[1]
     flights.land(call, flight, None)  # of an older flight: the one under way stays
-    assert not flights.join(call, 1, futures.Future)[1]
+    assert not flights.join(call, 1)[1]
 
 
 # -- keys and times
