@@ -98,14 +98,11 @@ def own_resolvers(urlconf: Any) -> Iterator[Any]:
     entries = list(get_resolver(urlconf).url_patterns)
     for entry in entries:
         cls = type(entry)
-        if isinstance(entry, URLResolver) and cls.resolve is URLResolver.resolve and _is_static(cls):
+        names = "resolve", "url_patterns", "urlconf_module"
+        if isinstance(entry, URLResolver) and all(getattr(cls, name) is getattr(URLResolver, name) for name in names):
             entries += entry.url_patterns
         elif not (isinstance(entry, URLPattern) and cls.resolve is URLPattern.resolve):
             yield entry
-
-
-def _is_static(cls: type[URLResolver]) -> bool:
-    return all(getattr(cls, name) is getattr(URLResolver, name) for name in ("url_patterns", "urlconf_module"))
 
 
 # -- the fast first read
