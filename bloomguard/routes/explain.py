@@ -30,7 +30,7 @@ from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .discovery import NotFound, column_of, detail, find_kwargs, models_named_by, reason_against
+from .discovery import NotFound, column_of, find_kwargs, models_named_by, reason_against
 from .openness import ELSEWHERE, LAST, MISSING, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
@@ -88,7 +88,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
     The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
     if another guard of the pattern ``is_known``, or if the view's code names the models of others of these guards.
     """
-    shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
+    shown, admin = pattern.shown, getattr(pattern.callback, "model_admin", None)
     by_kwargs: list[tuple[Guard, str]] = []
     for guard in registry:
         if not answers_queries(guard):

@@ -1,11 +1,13 @@
-"""Flatten the URL patterns of a URLconf: each pattern with its chain of includes and the literal prefix of its paths.
+"""Flatten the URL patterns of a URLconf: each with its chain of includes, its paths' literal prefix, and its view.
 
 Django walks the URLconf for each request. Here the walk is done once.
 """
 
 from __future__ import annotations
 
+import logging
 import re
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,16 +15,33 @@ from functools import cached_property
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Model
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
+from django.views.generic.base import View
+from django.views.generic.detail import SingleObjectMixin
+from django.views.generic.edit import BaseCreateView
 
 from ..guards.fields import is_djangos_method
+from .openness import layers, view_class_of
+
+logger = logging.getLogger("bloomguard")
 
 Step = RoutePattern | RegexPattern | Any
 Match = Callable[[str], "dict[str, Any] | None"]
 
 #: The literal text at the start of an expression such as ``^cities/(?P<pk>``, up to the first special character.
 _LITERAL = re.compile(r"\^?([\w/ ,;:=@%&!~'\"-]*)(?P<optional>[?*{])?")
+
+
+@dataclass(frozen=True)
+class Detail:
+    """A class-based view of one object: ``looked_up`` maps field names to the URL kwargs that carry their values."""
+
+    cls: type[View]
+    model: type[Model]
+    queryset: Any
+    looked_up: dict[str, str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,6 +110,19 @@ class Pattern:
         )
 
     @cached_property
+    def shown(self) -> Detail | None:
+        """The one object that its class-based view shows; ``None`` if its view is of another kind.
+
+        Only class attributes are read and no code of the view runs: a ``model`` that is a property, or that is set per
+        request, is ignored, and so is a view whose attributes raise an error.
+        """
+        try:
+            return _detail(self)
+        except Exception as error:
+            logger.debug("bloomguard does not guard %s: reading its view raises %r", self.text, error)
+            return None
+
+    @cached_property
     def match(self) -> Match:
         """A function that returns the kwargs captured from a path; ``None`` if it does not match.
 
@@ -120,6 +152,37 @@ class Pattern:
             and match.func is self.callback
             and (not self.is_named or match.view_name == self.view_name)
         )
+
+
+def _detail(pattern: Pattern) -> Detail | None:
+    *_, view = layers(pattern.callback)
+    cls = view_class_of(view)
+    if cls is None:
+        return None
+    given = {**getattr(view, "initkwargs", {}), **getattr(view, "view_initkwargs", {})}
+
+    def attribute(name: str) -> Any:
+        return given.get(name, getattr(cls, name, None))
+
+    looked_up: dict[Any, Any] = {}
+    if issubclass(cls, SingleObjectMixin):
+        if getattr(cls, "get", None) in (None, BaseCreateView.get):
+            return None
+        # A value that the URLconf sets is looked up too.
+        has_pk = attribute("pk_url_kwarg") in {*pattern.captured, *pattern.fixed}
+        if has_pk:
+            looked_up["pk"] = attribute("pk_url_kwarg")
+        if attribute("slug_url_kwarg") in pattern.captured and (not has_pk or attribute("query_pk_and_slug")):
+            looked_up[attribute("slug_field")] = attribute("slug_url_kwarg")
+    elif issubclass(cls, getattr(sys.modules.get("rest_framework.generics"), "GenericAPIView", ())):
+        kwarg = attribute("lookup_url_kwarg") or attribute("lookup_field")
+        if kwarg in pattern.captured:
+            looked_up[attribute("lookup_field")] = kwarg
+    queryset = attribute("queryset")
+    model = getattr(queryset, "model", None) or attribute("model")
+    if not looked_up or not (isinstance(model, type) and issubclass(model, Model)):
+        return None
+    return Detail(cls, model, queryset, looked_up)
 
 
 def root_urlconf() -> Any:

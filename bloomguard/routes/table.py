@@ -23,7 +23,7 @@ from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import LogOnce, own_lock
-from .discovery import Detail, NotFound, column_of, detail, find_kwargs, why_another_lookup
+from .discovery import NotFound, column_of, find_kwargs, why_another_lookup
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, PatternIndex, patterns, root_urlconf
 
@@ -78,20 +78,16 @@ class GuardedRoute:
     @cached_property
     def _beside(self) -> tuple[tuple[str, Any], ...]:
         """The kwargs and fields that Django's own view compares beside those of the guard."""
-        if self.shown is None:
+        if self.pattern.shown is None:
             return ()
-        model, looked_up = self.shown.model, self.shown.looked_up
+        model, looked_up = self.pattern.shown.model, self.pattern.shown.looked_up
         return tuple((kwarg, column_of(model, name)) for name, kwarg in looked_up.items() if kwarg not in self.kwargs)
 
     @cached_property
     def _by_link(self) -> bool:
         """Whether the view shows a child model, whose key is the link to its parent."""
-        return self.shown is not None and concrete(self.shown.model) is not concrete(self.guard.model)
-
-    @cached_property
-    def shown(self) -> Detail | None:
-        """What the route's view shows, if that is one object."""
-        return detail(self.pattern)
+        shown = self.pattern.shown
+        return shown is not None and concrete(shown.model) is not concrete(self.guard.model)
 
 
 class RouteTable:
@@ -120,7 +116,7 @@ class RouteTable:
         """Model -> the patterns whose views show one row of its table, or of a child model's."""
         found: dict[type, list[Pattern]] = {}
         for pattern in self.patterns:
-            shown = detail(pattern)
+            shown = pattern.shown
             for model in concrete(shown.model).__mro__ if shown is not None else ():
                 found.setdefault(model, []).append(pattern)
         return found
@@ -200,10 +196,9 @@ def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex) 
     Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
     """
     for other in known.alike(pattern):
-        if {*other.captured, *other.fixed}.issuperset(kwargs):
-            shown = detail(other)
-            if shown is None or not set(kwargs) <= set(shown.looked_up.values()):
-                return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
+        looked_up = other.shown.looked_up.values() if other.shown is not None else ()
+        if {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
+            return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
     return ""
 
 
@@ -301,10 +296,11 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
     The message is the view's own: a site's 404 page may show it. The handler may render a template, so on an event loop
     this is called in a thread.
     """
-    if route.shown is None:
+    shown = route.pattern.shown
+    if shown is None:
         message = f"No {route.guard.model._meta.object_name} matches the given query."
     else:
-        name = route.shown.model._meta.verbose_name
+        name = shown.model._meta.verbose_name
         message = gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
     error = Http404(message)
     try:

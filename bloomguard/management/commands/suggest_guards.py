@@ -26,7 +26,7 @@ from ...lookups.query import concrete
 from ...rebuild.plan import layout_of
 from ...rebuild.refusals import database_refusals, declaration_refusals
 from ...rebuild.source import Source
-from ...routes.discovery import column_of, detail, models_named_by
+from ...routes.discovery import column_of, models_named_by
 from ...routes.openness import is_admin, layers
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
@@ -141,7 +141,7 @@ def _made(model: type[Model], lookup: tuple[str, ...]) -> Guard:
 
 def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
     """Yield the models of whose rows the view seems to look up one, and by which fields."""
-    shown = detail(pattern)
+    shown = pattern.shown
     if shown is None:
         yield from _named_in_code(pattern)
         return
