@@ -453,27 +453,6 @@ def test_views_that_ask_themselves_need_no_middleware(only, settings):
     assert messages() == []
 
 
-@pytest.mark.parametrize("module", ["wsgi", "asgi"])
-def test_a_site_that_may_have_a_front_door_alone(only, settings, tmp_path, monkeypatch, module):
-    """``shield()`` in ``wsgi.py`` or ``asgi.py`` makes it a note; neither file is run for that."""
-    package = tmp_path / f"site_with_{module}"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / f"{module}.py").write_text("raise SystemExit\napplication = shield(get_application())\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    settings.MIDDLEWARE, settings.WSGI_APPLICATION = [], f"{package.name}.wsgi.application"
-    only(Product, routes=["product"])
-
-    found, message, hint = the_message()
-    (package / f"{module}.py").write_text("# application = shield(get_application())\n")
-    commented = the_message()
-
-    assert found == "bloomguard.I014"
-    assert "for 'mine' only the door answers" in message
-    assert GUARD in hint
-    assert commented[0] == "bloomguard.W013"
-
-
 def test_check_fails_the_command(only):
     """``manage.py check`` ends with an error, so that no deployment goes on."""
     only(Product, routes=["prodcut"])
