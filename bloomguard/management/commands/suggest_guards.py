@@ -66,12 +66,8 @@ class Suggestion:
     hides: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declined:
-    """A model, or one of its lookups, for which no guard is suggested, and the reason."""
-
-    model: str
-    reason: str
+#: A model, and why no guard is suggested for it, or for one of its lookups.
+Declined = tuple[str, str]
 
 
 class Command(UrlsCommand):
@@ -93,8 +89,8 @@ class Command(UrlsCommand):
             raise CommandError(str(error)) from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
-            guards, others = list(map(asdict, suggestions)), list(map(asdict, declined))
-            code = json.dumps({"guards": guards, "not_suggested": others, "code": code})
+            others = [{"model": model, "reason": reason} for model, reason in declined]
+            code = json.dumps({"guards": list(map(asdict, suggestions)), "not_suggested": others, "code": code})
         self.stdout.write(code)
 
 
@@ -119,12 +115,11 @@ def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Sugge
     suggestions, declined = [], []
     for model, lookups in seen.items():
         if not lookups and not model.__module__.startswith("django."):
-            reason = "no URL pattern shows by which field a view looks up one row"
-            declined.append(Declined(model=model._meta.label, reason=reason))
+            declined.append((model._meta.label, "no URL pattern shows by which field a view looks up one row"))
         for lookup, shown in lookups.items():
             guard = _made(model, lookup)
             if reason := _why_not(guard):
-                declined.append(Declined(model=model._meta.label, reason=reason))
+                declined.append((model._meta.label, reason))
             else:
                 suggestions.append(_suggestion(guard, lookup, shown, urlconf))
     return suggestions, declined
@@ -253,7 +248,7 @@ def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> 
             yield from _guard(each, models[each.model], taken)
     if declined:
         yield from ("", "", "# No guard is suggested for:")
-        yield from (f"# {each.model}: {each.reason}" for each in declined)
+        yield from (f"# {model}: {reason}" for model, reason in declined)
 
 
 def _class_names(suggestions: Sequence[Suggestion]) -> dict[str, str]:
