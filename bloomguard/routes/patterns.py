@@ -230,7 +230,6 @@ class PatternIndex:
         #: Literal prefix -> positions of its patterns in `patterns`.
         self._by_literal: dict[str, list[int]] = {}
         self._places = {pattern: place for place, pattern in enumerate(self.patterns)}
-        self._overlapping: dict[Pattern, tuple[Pattern, ...]] = {}
         for pattern, place in self._places.items():
             if pattern.is_named:
                 self._by_name.setdefault(pattern.view_name, []).append(pattern)
@@ -250,10 +249,8 @@ class PatternIndex:
 
     def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
         """Return the patterns before ``of`` that may match one of its paths."""
-        if of not in self._overlapping:
-            places = sorted(place for place in self._beginning_alike(of.literal) if place < self._places[of])
-            self._overlapping[of] = tuple(self.patterns[place] for place in places)
-        return self._overlapping[of]
+        places = sorted(place for place in self._beginning_alike(of.literal) if place < self._places[of])
+        return tuple(self.patterns[place] for place in places)
 
     def _beginning_alike(self, mine: str) -> Iterator[int]:
         """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""
