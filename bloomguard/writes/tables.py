@@ -14,7 +14,7 @@ from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
 from ..guards.fields import kind_of, own_conversions, selects_itself, value_field
-from ..guards.watched import watched_fields, with_parents
+from ..guards.meta import with_parents
 from ..models import GuardState
 from ..state import table as states
 from . import unknown_guards
@@ -84,7 +84,7 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
     """Return the columns of ``table``, in lower case, whose change can give the guard a new key."""
-    return frozenset(folded(field) for field in watched_fields(guard) if _table(field) == table)
+    return frozenset(folded(field) for field in guard._meta.watched_fields if _table(field) == table)
 
 
 def keyless_when_null(guard: Guard, table: str) -> frozenset[str]:
