@@ -194,12 +194,8 @@ def digest(guard: Guard, value: Any) -> str:
 
 def log_verdict(guard: Guard, value: Any, decision: Decision) -> None:
     """Log one verdict; the record has the attributes ``guard``, ``key_digest``, ``verdict`` and ``reason``."""
-    fields = {
-        "guard": guard.name,
-        "key_digest": digest(guard, value),
-        "verdict": decision.verdict.value,
-        "reason": decision.reason,
-    }
+    verdict, reason = decision.verdict.value, decision.reason
+    fields = {"guard": guard.name, "key_digest": digest(guard, value), "verdict": verdict, "reason": reason}
     verdict_logger.debug("%(guard)s: %(verdict)s (%(reason)s) of %(key_digest)s", fields, extra=fields)
 
 

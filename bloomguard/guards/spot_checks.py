@@ -53,9 +53,9 @@ class SpotChecks:
         try:
             if not self.is_due(guard):
                 return ABSENT
-            self._last = guard._runtime.active_filter.table.clock()
-            key = guard._meta.keys.key(value)
             active = guard._runtime.active_filter
+            self._last = active.table.clock()
+            key = guard._meta.keys.key(value)
             if not is_denied(lambda: _exists(guard, value, key), lambda: active.ask(key) is ABSENT):
                 return ABSENT
             reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"

@@ -13,7 +13,7 @@ from django.db.models import Model
 from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
-from ..guards.fields import kind_of, own_conversions, selects_itself, value_field
+from ..guards.fields import SELECTS, kind_of, own_conversions, own_methods, value_field
 from ..guards.meta import with_parents
 from ..models import GuardState
 from ..state import table as states
@@ -129,7 +129,7 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     key, counted = None, False
     with suppress(Exception):  # a system check reports the mistake; each write fences the guard
         if owner is guard.model and all(
-            _table(field) == table and not selects_itself(field) for field in guard._meta.fields
+            _table(field) == table and not own_methods(field, SELECTS) for field in guard._meta.fields
         ):
             key = same_fields(guard._meta.fields, own)
         counted = guard._meta.discards
