@@ -19,6 +19,7 @@ from ..guards.fields import kind_of, own_conversions, value_field
 from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.openness import is_admin
+from ..routes.patterns import patterns_named
 from ..routes.table import guarded_routes, table_for
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
@@ -160,7 +161,7 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
         known = [pattern for pattern in table.patterns if pattern.is_named]
         names = sorted({pattern.view_name for pattern in known})
         useful = sorted({each.view_name for each in known if each.takes_id and not is_admin(each.callback)})
-        shared = [name for name in guard.routes if len(table.index.named(name)) > 1]
+        shared = [name for name in guard.routes if len(patterns_named(table.patterns, name)) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         if near and near[0] not in guard.routes:
             hint = f"Did you mean {' or '.join(map(repr, near))}?"

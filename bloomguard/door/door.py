@@ -57,7 +57,7 @@ class Door:
             if route.not_at_door:
                 logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, route.not_at_door)
             else:
-                routes.append(DoorRoute(route, table.index))
+                routes.append(DoorRoute(route, table.patterns))
         if not routes:
             raise DoorClosed("no guarded route is open and decided by its path alone")
         routes, self._pages = take_pages(handler, routes)

@@ -17,7 +17,7 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..routes.patterns import PatternIndex
+from ..routes.patterns import Pattern, overlapping
 from ..routes.table import NO_ID, GuardedRoute
 
 
@@ -27,7 +27,7 @@ class DoorRoute:
     ``read(path)`` is the fast first read of its ID: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
-    def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
+    def __init__(self, route: GuardedRoute, known: Sequence[Pattern]) -> None:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
@@ -38,7 +38,7 @@ class DoorRoute:
         self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = route.pattern.match
         #: The earlier patterns that may match one of its paths.
-        self._overlapping = [(other.literal, other.match) for other in known.overlapping(route.pattern)]
+        self._overlapping = [(other.literal, other.match) for other in overlapping(known, route.pattern)]
 
     def __repr__(self) -> str:
         return f"<DoorRoute {self.pattern.text}>"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -216,50 +215,16 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     yield from walk(root, (root.pattern,), (), frozenset())
 
 
-class PatternIndex:
-    """The patterns of a URLconf in Django's order, indexed by name and by literal prefix.
+def patterns_named(known: Iterable[Pattern], name: str) -> list[Pattern]:
+    """Return the patterns with this full name (``"namespace:name"``)."""
+    return [each for each in known if each.is_named and each.view_name == name]
 
-    A site may have thousands of patterns and dozens of guards: no method loops over all patterns.
-    """
 
-    def __init__(self, known: Iterable[Pattern]) -> None:
-        self.patterns = tuple(known)
-        self._by_name: dict[str, list[Pattern]] = {}
-        #: ``id`` of a view -> its patterns.
-        self._by_view: dict[int, list[Pattern]] = {}
-        #: Literal prefix -> positions of its patterns in `patterns`.
-        self._by_literal: dict[str, list[int]] = {}
-        self._places = {pattern: place for place, pattern in enumerate(self.patterns)}
-        for pattern, place in self._places.items():
-            if pattern.is_named:
-                self._by_name.setdefault(pattern.view_name, []).append(pattern)
-            self._by_view.setdefault(id(pattern.callback), []).append(pattern)
-            self._by_literal.setdefault(pattern.literal, []).append(place)
-        self._literals = sorted(self._by_literal)
-
-    def named(self, name: str) -> Sequence[Pattern]:
-        """Return the patterns with this full name (``"namespace:name"``)."""
-        return self._by_name.get(name, ())
-
-    def alike(self, of: Pattern) -> Iterator[Pattern]:
-        """Yield the other patterns whose requests look like those of ``of``: :meth:`Pattern.is_of` holds for both."""
-        for each in self._by_view.get(id(of.callback), ()):
-            if each is not of and (not of.is_named or each.view_name == of.view_name):
-                yield each
-
-    def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
-        """Return the patterns before ``of`` that may match one of its paths."""
-        places = sorted(place for place in self._beginning_alike(of.literal) if place < self._places[of])
-        return tuple(self.patterns[place] for place in places)
-
-    def _beginning_alike(self, mine: str) -> Iterator[int]:
-        """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""
-        for length in range(len(mine)):
-            yield from self._by_literal.get(mine[:length], ())
-        for number in range(bisect_left(self._literals, mine), len(self._literals)):
-            if not self._literals[number].startswith(mine):
-                break
-            yield from self._by_literal[self._literals[number]]
+def overlapping(known: Sequence[Pattern], of: Pattern) -> list[Pattern]:
+    """Return the patterns before ``of`` that may match one of its paths."""
+    mine = of.literal
+    before = known[: known.index(of)]
+    return [each for each in before if each.literal.startswith(mine) or mine.startswith(each.literal)]
 
 
 def _text(step: Step) -> str:

@@ -25,7 +25,7 @@ from ..lookups.query import concrete
 from ..process import LogOnce, own_lock
 from .discovery import NotFound, column_of, find_kwargs, why_another_lookup
 from .openness import allowed_methods, layers, view_class_of, why_closed
-from .patterns import Pattern, PatternIndex, patterns, root_urlconf
+from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
 logger = logging.getLogger("bloomguard")
 _log = LogOnce()
@@ -93,15 +93,14 @@ class GuardedRoute:
 class RouteTable:
     """All guarded routes of one URLconf.
 
-    ``patterns`` are all patterns of the URLconf, indexed in ``index``; ``guarded`` are the routes that guards name or
-    match automatically, ``open`` those of them that a guard may answer before the view runs.
+    ``patterns`` are all patterns of the URLconf; ``guarded`` are the routes that guards name or match automatically,
+    ``open`` those of them that a guard may answer before the view runs.
     """
 
     def __init__(self, urlconf: Any) -> None:
         self.urlconf = urlconf
         self.resolver = get_resolver(urlconf)
-        self.index = PatternIndex(patterns(urlconf))
-        self.patterns = self.index.patterns
+        self.patterns = tuple(patterns(urlconf))
         self.guarded = [route for guard in registry for route in _routes_of(guard, self)]
         self.open = [route for route in self.guarded if not route.closed]
         #: What the paths begin with that code of the project's own may read.
@@ -110,16 +109,6 @@ class RouteTable:
         self.by_view: dict[int, list[GuardedRoute]] = {}
         for route in self.open:
             self.by_view.setdefault(id(route.pattern.callback), []).append(route)
-
-    @cached_property
-    def views(self) -> Mapping[type, Sequence[Pattern]]:
-        """Model -> the patterns whose views show one row of its table, or of a child model's."""
-        found: dict[type, list[Pattern]] = {}
-        for pattern in self.patterns:
-            shown = pattern.shown
-            for model in concrete(shown.model).__mro__ if shown is not None else ():
-                found.setdefault(model, []).append(pattern)
-        return found
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
@@ -130,8 +119,7 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list[GuardedRoute]:
     """Return the routes of ``guard`` among the patterns of ``table``. ``strict``: raise for a missing one."""
     if guard.routes == AUTO:
-        patterns_of_model = table.views.get(concrete(guard.model), ())
-        return [route for pattern in patterns_of_model for route in _found(guard, pattern, table.index)]
+        return [route for pattern in table.patterns for route in _found(guard, pattern, table.patterns)]
     routes = []
     for name in guard.routes:
         try:
@@ -145,21 +133,20 @@ def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list
 
 
 def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
-    known = table.index
-    named = known.named(name)
-    if not named:
+    found = patterns_named(table.patterns, name)
+    if not found:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
     routes = []
-    for pattern in named:
+    for pattern in found:
         try:
             kwargs = kwargs_for(guard, name, pattern.captured)
         except ConfigurationError as error:
-            if len(named) == 1:
+            if len(found) == 1:
                 raise
-            texts = " and ".join(each.text for each in named)
+            texts = " and ".join(each.text for each in found)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
         closed = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
-        routes.append(_route(guard, pattern, kwargs, known, closed))
+        routes.append(_route(guard, pattern, kwargs, table.patterns, closed))
     return routes
 
 
@@ -169,7 +156,7 @@ def _why_another_view(pattern: Pattern, name: str, table: RouteTable) -> str:
     It means what it does in ``ROOT_URLCONF``, if it is there: each host's URLconf may have a view of that name.
     """
     if table.urlconf != root_urlconf():
-        meant = [_view_of(each) for each in table_for().index.named(name)]
+        meant = [_view_of(each) for each in patterns_named(table_for().patterns, name)]
         if meant and _view_of(pattern) not in meant:
             return f"{name!r} is the name of another view in ROOT_URLCONF"
     return ""
@@ -180,7 +167,10 @@ def _view_of(pattern: Pattern) -> tuple[Any, Any]:
     return view_class_of(view) or view, getattr(view, "view_initkwargs", None)
 
 
-def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:
+def _found(guard: Guard, pattern: Pattern, known: Sequence[Pattern]) -> Iterator[GuardedRoute]:
+    shown = pattern.shown
+    if shown is None or not issubclass(concrete(shown.model), concrete(guard.model)):
+        return
     try:
         kwargs = find_kwargs(guard, pattern)
         yield _route(guard, pattern, kwargs, known, _why_shared(pattern, kwargs, known))
@@ -190,19 +180,22 @@ def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[Guar
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
 
 
-def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex) -> str:
+def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern]) -> str:
     """Return why a request for the view may not look up its ``kwargs``; empty if each does that has them.
 
     Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
     """
-    for other in known.alike(pattern):
+    for other in (each for each in known if each.callback is pattern.callback):
+        is_alike = not pattern.is_named or other.view_name == pattern.view_name
         looked_up = other.shown.looked_up.values() if other.shown is not None else ()
-        if {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
+        if is_alike and {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
             return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
     return ""
 
 
-def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex, closed: str) -> GuardedRoute:
+def _route(
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern], closed: str
+) -> GuardedRoute:
     """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
     allowed, methods = allowed_methods(pattern.callback), frozenset(guard.methods)
     methods = methods if allowed is None else methods & allowed
@@ -213,7 +206,7 @@ def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: Patte
 
 
 def _why_not_at_door(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: Sequence[Pattern]
 ) -> str:
     if not methods & {"GET", "HEAD"}:
         return "its guard and its view have neither GET nor HEAD in common"
@@ -226,7 +219,7 @@ def _why_not_at_door(
         return "the routers may choose one of several databases by the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
-    for each in (pattern, *known.overlapping(pattern)):
+    for each in (pattern, *overlapping(known, pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
         if each.has_own_code:

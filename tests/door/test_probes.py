@@ -398,7 +398,7 @@ def test_errors_of_the_site_are_logged(shop, shielded, pages, caplog):
 
 def found_routes():
     table = table_for()
-    return {route.pattern.text: DoorRoute(route, table.index) for route in table.open}
+    return {route.pattern.text: DoorRoute(route, table.patterns) for route in table.open}
 
 
 def test_an_absent_id_is_found_for_every_kind_of_key(shop):
