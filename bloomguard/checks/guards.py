@@ -86,22 +86,14 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         return
     for field in fields:
         if kind_of(field) is None:
-            yield warn(
-                guard,
-                "bloomguard.W105",
-                f"{field.name!r} is a {type(field).__name__}, which cannot be a key",
-                "Look rows up by an integer, UUID, text, decimal or date field.",
-            )
+            text = f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
+            yield warn(guard, "bloomguard.W105", text, "Look rows up by an integer, UUID, text, decimal or date field.")
             return
         yield from equality(guard, field)
     with suppress(ConfigurationError):  # reported as W109
         if guard.store not in conf.settings.stores:
-            yield warn(
-                guard,
-                "bloomguard.W103",
-                f"there is no store {guard.store!r}",
-                f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
-            )
+            hint = f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}."
+            yield warn(guard, "bloomguard.W103", f"there is no store {guard.store!r}", hint)
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
         yield warn(guard, "bloomguard.W111", "filter is 'bitmap'", hint)
@@ -128,32 +120,21 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         yield warn(guard, refusal.id, refusal.reason, refusal.cure)
     yield from _routes(guard)
     if nullable := ", ".join(field.name for field in fields if field.null):
-        yield warn(
-            guard,
-            "bloomguard.W001",
-            f"{nullable} may be NULL",
-            "The filter does not contain rows with NULL; views that find them by another lookup are not affected.",
-        )
+        hint = "The filter does not contain rows with NULL; views that find them by another lookup are not affected."
+        yield warn(guard, "bloomguard.W001", f"{nullable} may be NULL", hint)
 
 
 def _routes(guard: Guard) -> Iterator[CheckMessage]:
     if guard.routes == AUTO:
         if not guarded_routes(guard):
-            yield warn(
-                guard,
-                "bloomguard.W010",
-                f"routes = {AUTO!r} matches no URL pattern",
-                "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views.",
-            )
+            hint = "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views."
+            yield warn(guard, "bloomguard.W010", f"routes = {AUTO!r} matches no URL pattern", hint)
         return
     for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
         if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
-            yield warn(
-                guard,
-                "bloomguard.W102",
-                f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup",
-                f"The fields are {', '.join(field.name for field in guard._meta.fields)}.",
-            )
+            text = f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup"
+            hint = f"The fields are {', '.join(field.name for field in guard._meta.fields)}."
+            yield warn(guard, "bloomguard.W102", text, hint)
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:

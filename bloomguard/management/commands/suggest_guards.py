@@ -20,7 +20,7 @@ from django.db.models import Model
 
 from ...exceptions import ConfigurationError
 from ...guards import AUTO, Guard, registry
-from ...guards.fields import kind_of, value_field
+from ...guards.fields import value_field
 from ...guards.guard import kebab
 from ...lookups.query import concrete
 from ...rebuild.plan import layout_of
@@ -180,13 +180,11 @@ def _why_not(guard: Guard) -> str:
     """Return why the guard would be refused by a check or a rebuild, or is there already; empty if neither."""
     by = " and ".join(guard.lookup)
     try:
-        for field in guard._meta.fields:
-            if kind_of(field) is None:
-                return f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
-            if collation := getattr(value_field(field), "db_collation", None):
-                return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
         if guard._meta.keys.own_field:
             return f"{guard._meta.keys.own_field!r} converts values with the project's own code"
+        for field in guard._meta.fields:
+            if collation := getattr(value_field(field), "db_collation", None):
+                return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
         for other in registry:
             if other.model is guard.model and other._meta.fields == guard._meta.fields:
                 return f"the guard {other.name!r} guards it by {by}"
