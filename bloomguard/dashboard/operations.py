@@ -231,10 +231,7 @@ def _record(name: str, **changes: Any) -> None:
 
 def _rebuild(guard: Guard) -> str:
     report = Rebuild(guard, progress=_progress(guard.name)).run()
-    return _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {
-        "rows": f"{report.rows:,}",
-        "seconds": report.seconds,
-    }
+    return _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {"rows": f"{report.rows:,}", "seconds": report.seconds}
 
 
 def _verify(guard: Guard) -> str:

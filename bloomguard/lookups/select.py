@@ -100,10 +100,7 @@ def answers_queries(guard: Guard) -> bool:
 
 def _selecting(execute: Execute) -> Execute:
     def execute_sql(
-        self: Any,
-        result_type: str = MULTI,
-        chunked_fetch: bool = False,
-        chunk_size: int = GET_ITERATOR_CHUNK_SIZE,
+        self: Any, result_type: str = MULTI, chunked_fetch: bool = False, chunk_size: int = GET_ITERATOR_CHUNK_SIZE
     ) -> Any:
         context = contexts.get()
         if context is None or context.is_over:
