@@ -28,7 +28,7 @@ from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
-from .process import LogOnce
+from .process import log_once
 from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
@@ -40,8 +40,6 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 HEADER = "X-Bloomguard"
 #: Steps from the middleware to Django's handler: one or two for each middleware between them, which is the cache's.
 _DEEPEST = 10
-
-_log = LogOnce()
 
 
 class Exchange(LookupContext):
@@ -276,7 +274,7 @@ class BloomGuardMiddleware:
                         return self._blocked
                     return None
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
+            log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
@@ -297,7 +295,7 @@ class BloomGuardMiddleware:
                         return self._blocked
                     return None
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
+            log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
 

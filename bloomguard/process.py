@@ -105,3 +105,7 @@ class LogOnce:
     def forget(self) -> None:
         """Forget what was logged, as in a new process."""
         self._logged.clear()
+
+
+#: For all messages of requests.
+log_once = LogOnce()

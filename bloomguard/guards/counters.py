@@ -21,7 +21,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..conf import settings
-from ..process import LogOnce, after_fork, own_lock
+from ..process import after_fork, log_once, own_lock
 from ..signals import asend, request_blocked, send
 from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 
@@ -171,8 +171,6 @@ verdict_logger = logging.getLogger("bloomguard.verdicts")
 #: ``listener(guard, value, decision)`` is called after every verdict. Each type of error that it raises is logged once.
 listeners: list[Callable[[Any, Any, Decision], None]] = []
 
-_log = LogOnce()
-
 
 def notify(guard: Guard, value: Any, decision: Decision) -> None:
     """Call all listeners. Never raises."""
@@ -180,7 +178,7 @@ def notify(guard: Guard, value: Any, decision: Decision) -> None:
         try:
             listener(guard, value, decision)
         except Exception as error:
-            _log.error(error, "bloomguard: a listener for the verdicts of %s failed", guard.name)
+            log_once.error(error, "bloomguard: a listener for the verdicts of %s failed", guard.name)
 
 
 def digest(guard: Guard, value: Any) -> str:

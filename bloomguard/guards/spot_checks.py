@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ..process import LogOnce, own_lock
+from ..process import log_once, own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
@@ -39,7 +39,6 @@ class SpotChecks:
 
     def __init__(self) -> None:
         self._last = float("-inf")
-        self._log = LogOnce()
         self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
@@ -64,7 +63,7 @@ class SpotChecks:
             return CAUGHT
         except Exception as error:
             # Without the error's text, which may name the value.
-            self._log.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            log_once.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
             return ABSENT
         finally:
             self._turn.release()

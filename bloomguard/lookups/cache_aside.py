@@ -37,7 +37,7 @@ from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import LogOnce, after_fork, own_lock, seconds
+from ..process import after_fork, log_once, own_lock, seconds
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .misses import confirm_missing
@@ -45,7 +45,6 @@ from .misses import confirm_missing
 #: Seconds between two reads of the cache while another process loads.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
-_log = LogOnce()
 T = TypeVar("T")
 
 
@@ -177,7 +176,7 @@ class _Call:
                 return await getattr(self.cache, f"a{operation}")(*args)
             return getattr(self.cache, operation)(*args)
         except Exception as error:
-            _log.error(error, "bloomguard loads values without the cache because the cache failed")
+            log_once.error(error, "bloomguard loads values without the cache because the cache failed")
             return otherwise
 
     async def load_and_cache(self) -> Any:

@@ -22,13 +22,12 @@ from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
-from ..process import LogOnce, own_lock
+from ..process import log_once, own_lock
 from .discovery import NotFound, column_of, find_kwargs, why_another_lookup
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
 logger = logging.getLogger("bloomguard")
-_log = LogOnce()
 
 #: Stands for the ID of a match that lacks it, because an optional group of the regular expression did not match.
 NO_ID: Any = object()
@@ -308,7 +307,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
         route.guard._runtime.counters["error"]()
     except Exception as failure:
         route.guard._runtime.counters["error"]()
-        _log.error(failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name)
+        log_once.error(
+            failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name
+        )
     return None
 
 

@@ -19,6 +19,7 @@ from bloomguard.guards import meta, registry
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.lookups import cache_aside
 from bloomguard.lookups.cache_aside import _key, aget_or_load, cache_key, get_or_load
+from bloomguard.process import log_once
 from tests.shop.models import Article, Product
 from tests.support.guarding import make_guard, registered
 from tests.support.servers import valkey
@@ -635,7 +636,7 @@ def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop, cancel, patienc
 
 def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
     """The value is loaded, and that is said once."""
-    cache_aside._log.forget()
+    log_once.forget()
     loader = Loader("tea")
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         found = [get_or_load("product", 7, loader, cache="broken") for _ in range(3)]
