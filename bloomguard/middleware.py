@@ -101,8 +101,7 @@ class Exchange(LookupContext):
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
 
-        The headers are those of 404s of guards and views alike: a difference would reveal which rows exist but are
-        hidden.
+        404s of guards and views get the same: a difference would reveal which rows exist but are hidden.
         """
         if self.response is not None:
             response = self.response

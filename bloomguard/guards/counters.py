@@ -62,8 +62,7 @@ _SAMPLES = 10_000
 def one_in(every: int) -> Callable[[], bool]:
     """Return a function that returns ``True`` once in ``every`` calls; a call takes about 20 ns.
 
-    Each process starts at a random place, so that the sample also works with workers that are replaced after a few
-    requests.
+    Each process starts at a random place: its worker may be replaced after a few requests.
     """
     place = random.SystemRandom().randrange(every)
     return cycle([number == place for number in range(every)]).__next__

@@ -86,8 +86,7 @@ class GuardMeta:
     def key_written(self, using: str, *, by_orm: bool = True) -> Callable[[Any], bytes]:
         """Return the function that makes the keys of rows that a statement on ``using`` has just written.
 
-        ``by_orm``: not raw SQL. Raises :class:`NoScope` if it is not certain in which scope they are. May query
-        ``using`` if there are scopes.
+        ``by_orm``: not raw SQL. With scopes, may query, and raises :class:`NoScope` if theirs is not certain.
         """
         if self._guard.scope is None:
             return self.keys.key
@@ -225,8 +224,7 @@ class GuardMeta:
     def is_exact(self, value: Any) -> bool:
         """Return whether the database treats all values with the key of ``value`` as equal: a query for one is for all.
 
-        An overridden ``normalize`` or a custom field may give one key to several values; so do integers of more than 64
-        bits.
+        An overridden ``normalize`` or a custom field may give one key to several; so do integers of more than 64 bits.
         """
         if not self._has_djangos_keys:
             return False

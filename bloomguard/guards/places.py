@@ -68,10 +68,7 @@ _NEXT_SECONDS = 0.1
 
 
 def needs_orm_thread() -> bool:
-    """Return whether async code has to do in the ORM's thread what may ask the routers: in which database the rows are.
-
-    A router of the project may follow a variable of that thread, which a middleware has set for the request.
-    """
+    """Return whether async code may ask the routers in the ORM's thread alone: they may follow a variable of it."""
     return bool(router.routers)
 
 

@@ -116,8 +116,7 @@ class Registry:
     def importing(self) -> Iterator[None]:
         """Swallow an error of the block, and undo the registrations of the modules that it could not import.
 
-        These are imported again later, and raise then. Those that it could import are not: Python imports a module
-        once.
+        These are imported again later, and raise then.
         """
         try:
             yield

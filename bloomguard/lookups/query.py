@@ -109,8 +109,7 @@ class RowLookup:
     def is_pure(self, query: Query) -> bool:
         """Return whether a row with the key is probably missing if ``query`` finds none.
 
-        It has only the key and ``alive``, no join, no offset. Else a statement of our own would ask for each row that
-        exists, but that a view hides.
+        Else a statement of our own would ask for each row that exists, but that a view hides.
         """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
             return False

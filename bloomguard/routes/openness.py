@@ -189,8 +189,7 @@ def is_admin(view: Any) -> bool:
 def allowed_methods(view: Any) -> frozenset[str] | None:
     """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit.
 
-    ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs. And for those, a class may
-    run code of the project's own before its lookup.
+    Those other than GET and HEAD are for ``csrf_protect`` to look at first, or for code of a class before its lookup.
     """
     limits: list[frozenset[str]] = []
     *decorators, innermost = layers(view)

@@ -47,8 +47,7 @@ class Detail:
 class Pattern:
     """A URL pattern with the chain of patterns (``steps``) that leads to it.
 
-    ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs captured from the path, ``fixed`` the
-    extra kwargs that the URLconf sets.
+    ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs from the path, ``fixed`` the extra ones.
     """
 
     view_name: str
@@ -112,8 +111,7 @@ class Pattern:
     def shown(self) -> Detail | None:
         """The one object that its class-based view shows; ``None`` if its view is of another kind.
 
-        Only class attributes are read and no code of the view runs: a ``model`` that is a property, or that is set per
-        request, is ignored, and so is a view whose attributes raise an error.
+        Only class attributes are read: a ``model`` that is a property, or that is set per request, is ignored.
         """
         try:
             return _detail(self)

@@ -285,8 +285,7 @@ def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
     """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
 
-    The message is the view's own: a site's 404 page may show it. The handler may render a template, so on an event loop
-    this is called in a thread.
+    The message is the view's own: a site's 404 page may show it. Not for an event loop: it may render a template.
     """
     shown = route.pattern.shown
     if shown is None:
