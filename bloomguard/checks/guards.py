@@ -46,12 +46,9 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         if guard._mistakes:  # it may have this name only because its own cannot be used
             yield from _guard(guard)
             continue
-        yield Warning(
-            f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
-            hint="Give one of them another name: name = ...",
-            obj=guard.model,
-            id="bloomguard.W107",
-        )
+        text = f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}."
+        hint = "Give one of them another name: name = ..."
+        yield Warning(text, hint=hint, obj=guard.model, id="bloomguard.W107")
 
 
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
@@ -109,13 +106,12 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             "Remove TENANT_LIMIT_SET_CALLS.",
         )
     if guard.sync == "signals":
-        yield warn(
-            guard,
-            "bloomguard.W005",
+        text = (
             "it tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and migrations bypass it, and "
-            "under autocommit a row is visible before its key is in the filter",
-            'Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.',
+            "under autocommit a row is visible before its key is in the filter"
         )
+        hint = 'Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.'
+        yield warn(guard, "bloomguard.W005", text, hint)
     for refusal in declaration_refusals(guard):
         yield warn(guard, refusal.id, refusal.reason, refusal.cure)
     yield from _routes(guard)
@@ -197,20 +193,15 @@ def check_registered(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that each guard in an app's ``guards.py`` is registered."""
     for refused, reason in registry.refused:
         named = refused if hasattr(refused, "__qualname__") else type(refused)
-        yield Warning(
-            f"{named.__module__}.{named.__qualname__} is not registered, so it guards nothing: {reason}.",
-            hint="Write class MyGuard(Guard), and above it @register(Model), with the model to guard.",
-            id="bloomguard.W019",
-        )
+        text = f"{named.__module__}.{named.__qualname__} is not registered, so it guards nothing: {reason}."
+        hint = "Write class MyGuard(Guard), and above it @register(Model), with the model to guard."
+        yield Warning(text, hint=hint, id="bloomguard.W019")
     known = {*registry.classes, *(refused for refused, _ in registry.refused)}
     modules = {f"{config.name}.guards" for config in apps.get_app_configs()}
     for cls in _subclasses(Guard):
         if cls.__module__ in modules and cls not in known and not cls.__subclasses__():
-            yield Warning(
-                f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing.",
-                hint="Put @register(Model) above the class.",
-                id="bloomguard.W019",
-            )
+            text = f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing."
+            yield Warning(text, hint="Put @register(Model) above the class.", id="bloomguard.W019")
 
 
 def _subclasses(cls: type[Guard]) -> Iterator[type[Guard]]:

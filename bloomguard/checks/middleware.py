@@ -63,12 +63,9 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
     if silent:
-        yield Warning(
-            f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request, but for those that a "
-            "door answers.",
-            hint=f"Add {_PATH!r} at the end, or put @guarded on the views.",
-            id="bloomguard.W013",
-        )
+        text = f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request, but at a door."
+        hint = f"Add {_PATH!r} at the end, or put @guarded on the views."
+        yield Warning(text, hint=hint, id="bloomguard.W013")
 
 
 @register("bloomguard")

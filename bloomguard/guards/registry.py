@@ -14,7 +14,7 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from .guard import Guard
 
-_MANY = 20  # names in an error
+_MANY = 20  # names in an error, the nearest ones
 
 
 class Plans:
@@ -94,11 +94,8 @@ class Registry:
         try:
             return self._guards[name]
         except KeyError:
-            names = sorted(self._guards)
-            if len(names) > _MANY:
-                names = get_close_matches(name, names, _MANY, 0.5) or names[:_MANY]
-                names.append(f"and {len(self._guards) - len(names)} others")
-            known = ", ".join(names) or "none: an app's guards.py registers them"
+            nearest = sorted(get_close_matches(name, self._guards, _MANY, 0.0))
+            known = ", ".join(nearest) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def get(self, name: str) -> Guard | None:

@@ -68,10 +68,9 @@ def test_of_many_guards_the_error_names_the_nearest():
         own.add(make_guard(Product, name=f"product-{number}"))
     own.add(make_guard(Order, name="order"))
 
-    with pytest.raises(ConfigurationError, match=r"no guard 'ordre'; known are order, and 300 others"):
+    with pytest.raises(ConfigurationError, match=r"no guard 'ordre'; known are order, product-") as raised:
         own["ordre"]
-    with pytest.raises(ConfigurationError, match=r"known are order, product-0, .*, and 281 others"):
-        own["x"]
+    assert str(raised.value).count("product-") == 19
 
 
 def test_an_empty_registry_says_where_guards_come_from():
