@@ -40,9 +40,6 @@ class DoorRoute:
         #: The earlier patterns that may match one of its paths.
         self._overlapping = [(other.literal, other.match) for other in overlapping(known, route.pattern)]
 
-    def __repr__(self) -> str:
-        return f"<DoorRoute {self.pattern.text}>"
-
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
         return self._route.value(self._resolved(path))

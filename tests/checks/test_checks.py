@@ -88,7 +88,7 @@ def only():
         (Product, {"routes": ["prodcut"]}, "W102", "no URL pattern named 'prodcut'", "Did you mean 'product'"),
         (Product, {"routes": ["xyzzy"]}, "W102", "no URL pattern named 'xyzzy'", "The URLconf has "),
         (Product, {"mode": "shade"}, "W114", "mode is 'shade'", "'enforce', 'shadow'"),
-        (Product, {"routes": "product"}, "W102", "routes is 'product'", "routes = ['product']"),
+        (Product, {"routes": "product"}, "W102", "routes is 'product'", "routes = ['city-detail']"),
         (Product, {"routes": ["article"]}, "W102", "captures slug", "routes = {'route': 'kwarg'}"),
         (Product, {"routes": {"product": "number"}}, "W102", "expected number", "routes = {'route': 'kwarg'}"),
         (Product, {"store": "redis"}, "W103", "no store 'redis'", "BLOOMGUARD['STORES'] has default"),
@@ -284,8 +284,8 @@ def test_the_field_in_lookups(only):
 
     assert the_message() == (
         "bloomguard.W116",
-        "the guard 'mine': lookups is 'name', neither True nor False.",
-        "Write lookup = 'name' if you mean the field.",
+        "the guard 'mine': lookups is 'name'.",
+        "Set True or False; lookup names the field.",
     )
 
 
