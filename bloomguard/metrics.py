@@ -208,15 +208,13 @@ class Flusher:
             self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
-        while not self._ended.wait(FLUSH_SECONDS * random.uniform(0.8, 1.2)):  # noqa: S311  # spreads the workers
-            self._flush_quietly()
-        self._flush_quietly()
-
-    def _flush_quietly(self) -> None:
-        try:
-            self.flush()
-        except Exception as error:
-            log_once.error(error, "bloomguard could not write its counts, because of an internal error")
+        has_ended = False
+        while not has_ended:
+            has_ended = self._ended.wait(FLUSH_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311  # spreads the workers
+            try:
+                self.flush()
+            except Exception as error:
+                log_once.error(error, "bloomguard could not write its counts, because of an internal error")
 
     def flush(self) -> None:
         """Write all new counts to the stores; those for a store that fails are kept for the next flush."""

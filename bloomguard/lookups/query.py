@@ -128,9 +128,7 @@ def is_plain(query: Query) -> bool:
 
     An aggregate in the WHERE or the ORDER BY is left to :mod:`~bloomguard.lookups.certainty`.
     """
-    if query.combinator or query.select_for_update or query.explain_info:
-        return False
-    if query.extra or query.extra_tables:
+    if query.combinator or query.select_for_update or query.explain_info or query.extra or query.extra_tables:
         return False
     if query.group_by is not None:
         # Without rows, a GROUP BY of columns gives no group. One of constants alone is not a GROUP BY.
