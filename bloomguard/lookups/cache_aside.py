@@ -84,7 +84,7 @@ def get_or_load(
         return None
     call = _Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience, is_async=False)
     try:
-        _fetch(call).send(None)  # to its end: in a thread nothing that it awaits suspends it
+        _fetch(call).send(None)  # runs to its end, as nothing suspends it
     except StopIteration as returned:
         found: T | None = returned.value
     except _Stopped as stopped:
@@ -158,7 +158,7 @@ class _Call:
     Callers of one ``scope`` can wait for each other: threads, or the tasks of one event loop. The scope has the alias
     of the cache too, because two caches may get different values for one key.
 
-    What follows is the same for threads and for tasks: only these methods tell them apart, and block a thread.
+    The algorithm below is written once. Only these methods differ: for a thread they block, and never suspend.
     """
 
     cache: Any
