@@ -77,6 +77,17 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     return (shown.looked_up[name],)
 
 
+def why_not_found(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``guard`` does not match ``pattern`` automatically; empty if it does."""
+    try:
+        find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return str(reason)
+    except Exception as error:  # the view's own error
+        return f"reading its view raises {type(error).__name__}"
+    return ""
+
+
 def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) -> str:
     """Return why Django's own code in a generic view looks up something else than ``kwargs``; empty if it may not.
 
@@ -130,14 +141,9 @@ def reason_against(pattern: Pattern) -> str:
     """Return why no guard matches ``pattern`` automatically."""
     reasons = []
     for guard in registry:
-        try:
-            find_kwargs(guard, pattern)
-        except NotFound as reason:
-            reasons.append(str(reason))
-        except Exception as error:  # the view's own error
-            reasons.append(f"reading its view raises {type(error).__name__}")
-        else:
+        if not (reason := why_not_found(guard, pattern)):
             return f'the guard {guard.name!r} would answer for it with routes = "auto"'
+        reasons.append(reason)
     kept = [reason for reason in dict.fromkeys(reasons) if not reason.startswith("its view shows one")]
     return "; ".join(kept) or (f"{reasons[0]}, which no guard protects" if reasons else "there are no guards")
 
