@@ -2,8 +2,7 @@
 
 It enables lookup guards for the request (:mod:`bloomguard.lookups`), and answers for open routes
 (:mod:`bloomguard.routes`) right before Django calls the view: all other middleware has processed the request, and all
-of it processes the response. If it stands right before ``FetchFromCacheMiddleware``, it answers one step earlier and
-saves the cache query too.
+of it processes the response. Right before ``FetchFromCacheMiddleware``, it answers earlier and saves the cache query.
 """
 
 from __future__ import annotations

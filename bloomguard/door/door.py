@@ -1,7 +1,6 @@
 """The door: decide which requests it answers, and with which page.
 
-Everything is prepared once, when ``shield()`` is called. Requests that it cannot decide for certain
-pass to Django.
+Everything is prepared once, when ``shield()`` is called. Requests that it cannot decide for certain pass to Django.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 Counting takes no lock and loses no count: a counter is an ``itertools.count``, and ``next()`` on it is atomic.
 
 Listeners get every verdict: the logger ``bloomguard.verdicts`` at DEBUG, and the debug toolbar's panel; without them
-nothing is logged. IDs are shown as digests keyed with a secret of the project: equal IDs have equal digests, and a
-digest does not reveal its ID.
+nothing is logged. IDs are shown as keyed digests: equal IDs have equal ones, and a digest does not reveal its ID.
 """
 
 from __future__ import annotations

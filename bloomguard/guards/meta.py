@@ -166,8 +166,7 @@ class GuardMeta:
         """Return, as text, the columns that are watched, and what an ``alive`` compares with them depends on.
 
         Two versions of the project may compute a generated column from different ones, read different columns by one
-        field, or compare a column as another type. One of them would miss a write, or ask for rows that the scan of the
-        other has left out.
+        field, or compare a column as another type. One would miss a write, or ask for rows that the other has left out.
         """
         alive, columns = set[Any](), set[str]()
         with suppress(FieldDoesNotExist):  # a system check reports it

@@ -73,8 +73,7 @@ def is_denied(exists: Callable[[], bool], denies: Callable[[], bool]) -> bool:
     """Return whether the row ``exists`` and the filter still ``denies`` it.
 
     The filter has denied it once already. A row that was created since is in the filter before it can be seen, so the
-    filter is queried again after the database. Both are done twice, because the row may be deleted in between and leave
-    the filter.
+    filter is queried again after the database. Both are done twice: in between the row may be deleted, and leave it.
     """
     return all(exists() and denies() for _ in range(2))
 

@@ -1,8 +1,7 @@
 """Inspect a SELECT: does it look up one row of a guard, and by which key?
 
 A guard may answer a query that can only return rows of its table whose key equals a value, and only rows that are in
-the guard's filter: with ``alive``, the query must have its conditions. The database answers any query that this module
-does not recognize.
+the guard's filter: with ``alive``, the query must have its conditions. The database answers any other query.
 """
 
 from __future__ import annotations
