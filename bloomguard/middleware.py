@@ -94,8 +94,11 @@ class Exchange(LookupContext):
             if guard not in guards:
                 guards = asked[view] = guards | {guard}
         self.is_guarded = bool(guards)
-        own = (guard for guard in guards if getattr(guard.applies, "__func__", None) is not Guard.applies)
-        return [guard for guard in own if guard not in self.applied]
+        found = []
+        for guard in guards:  # hot path: a comprehension is a call
+            if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
+                found.append(guard)
+        return found
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
