@@ -8,7 +8,7 @@ other key's row a false 404, while one add too many is a harmless false positive
   row, the second one's read finds nothing.
 * A key that is gone becomes a *pending delete*: the key with the generation that was active while the row existed. It
   is applied once, after the COMMIT, if that generation is still active; see :meth:`ActiveFilter.discard`.
-* A pending delete becomes void if its statement was rolled back by any means, or may have been, see
+* A pending delete is dropped if its statement was rolled back by any means, or may have been, see
   :mod:`bloomguard.writes.observer`. A transaction that was begun by hand has none.
 """
 
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,7 +149,8 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
-        TransactionObserver.over(connections[using]).add(PendingDelete(guard, gone, alive.generation))
+        discard = partial(guard._runtime.active_filter.discard, gone, alive.generation)
+        TransactionObserver.over(connections[using]).add_delete(discard)
     return written._replace(values=list((now - was).elements()), link="", stored=True)
 
 
@@ -168,18 +169,3 @@ def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[b
             with suppress(Unkeyable, OutOfRange):
                 found.append(key(unwrapped(value)))
     return found
-
-
-@dataclass(eq=False)
-class PendingDelete:
-    """A discard of ``keys`` from ``generation``, done once, after the COMMIT, unless it has become ``void``."""
-
-    guard: Guard
-    keys: list[bytes]
-    generation: str
-    void: bool = False
-
-    def finish(self) -> None:
-        """Discard the keys; the observer calls it once, after the COMMIT."""
-        if not self.void:
-            self.guard._runtime.active_filter.discard(self.keys, self.generation)

@@ -18,14 +18,12 @@ from ..guards.unadded import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
-    from .discards import PendingDelete
     from .fencing import HeldFences, PendingFence
 
-#: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
+#: The savepoint statements that an observer understands. Any other one that may be one drops the pending deletes.
 _SAVEPOINT = re.compile(
-    r"\s*(?:(?P<made>SAVEPOINT)|(?P<released>RELEASE(?:\s+SAVEPOINT)?)"
-    r"|(?P<undone>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
-    r"""\s+(?P<quote>["`]?)(?P<name>[A-Za-z_][A-Za-z0-9_]{0,62})(?P=quote)\s*;?\s*""",
+    r"\s*(?:SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|(?P<undo>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
+    r"""\s+(["`]?)[A-Za-z_][A-Za-z0-9_]{0,62}\2\s*;?\s*""",
     re.IGNORECASE,
 )
 #: Found anywhere in a statement, also in literals and quoted names, whose ends are not looked for here.
@@ -49,16 +47,16 @@ class TransactionObserver:
     Only of this connection, and until the transaction ends: transactions that need no observer pay nothing. Django's
     ``commit()`` and the like call those, whoever has got hold of them before, or has replaced them.
 
-    What is undoable is finished only after a COMMIT that the database has acknowledged. It is void if the transaction
-    ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
+    Pending deletes are applied only after a COMMIT that the database has acknowledged. They are dropped if the
+    transaction ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._own = {name: getattr(connection, name) for name in _REPLACED}
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
-        #: They become void if the statement that caused them is rolled back; the others are finished after the COMMIT.
-        self.undoable: list[PendingDelete] = []
+        #: Discard keys of deleted rows after the COMMIT; dropped if their statements may have been rolled back.
+        self.pending_deletes: list[Callable[[], object]] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
         #: Those that have to hold at the COMMIT: the rows may be written, or become visible, only then.
@@ -69,10 +67,7 @@ class TransactionObserver:
         self.is_alone = False
         #: Whether a statement has changed state rows, on MySQL and MariaDB, which show no transaction's locks.
         self.has_changed_rows = False
-        #: Whether an error may have undone all since the last rollback to a savepoint.
-        self.failed = False
         self._is_lost = False
-        self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
         self._raw = connection.connection
         #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
         self._pid = os.getpid()
@@ -110,10 +105,10 @@ class TransactionObserver:
         """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
         return self._raw is not self.connection.connection
 
-    def add(self, what: PendingDelete) -> None:
-        """Make ``what`` void if the statements up to now are rolled back."""
-        what.void = what.void or self._is_lost
-        self.undoable.append(what)
+    def add_delete(self, discard: Callable[[], object]) -> None:
+        """Call ``discard`` after the COMMIT, unless the statements up to now may be rolled back."""
+        if not self._is_lost:
+            self.pending_deletes.append(discard)
 
     def add_fence(self, name: str, fence: PendingFence) -> None:
         """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
@@ -133,7 +128,7 @@ class TransactionObserver:
         try:
             result = execute(sql, params, many, context)
         except BaseException as error:
-            self.failed = True
+            self.pending_deletes.clear()
             # After some errors SQLite rolls back all of it. An interrupted statement may be done or not.
             if not isinstance(error, Error) or is_over(self.connection):
                 self._lose()
@@ -165,31 +160,13 @@ class TransactionObserver:
         if found is None:
             if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
                 self._lose()
-            return
-        folds = not found["quote"] or self.connection.vendor != "postgresql"
-        name = found["name"].lower() if folds else found["name"]
-        known = [place for place, (each, _) in enumerate(self._savepoints) if each == name]
-        if known and self.connection.vendor not in ("postgresql", "sqlite"):
-            self._lose()  # MySQL drops the first of two savepoints with one name
-        elif found["made"]:
-            self._savepoints.append((name, len(self.undoable)))
-        elif found["released"]:
-            del self._savepoints[known[-1] if known else 0 :]
-        else:
-            # An unknown savepoint was made before this observer.
-            kept = self._savepoints[known[-1]][1] if known else 0
-            del self._savepoints[known[-1] + 1 if known else 0 :]
-            self._void(kept)
-            self.failed = False
+        elif found["undo"]:
+            self.pending_deletes.clear()  # also those from before the savepoint: a key that stays does no harm
 
     def _lose(self) -> None:
-        """Make everything void until the end of the transaction: what is rolled back cannot be found out any more."""
+        """Delete nothing until the end of the transaction: what is rolled back cannot be found out any more."""
         self._is_lost = True
-        self._void(0)
-
-    def _void(self, kept: int) -> None:
-        for each in self.undoable[kept:]:
-            each.void = True
+        self.pending_deletes.clear()
 
     def hold_fences(self) -> None:
         """Called before each statement that may be a COMMIT. Raises what :meth:`HeldFences.hold` raises."""
@@ -246,24 +223,21 @@ class TransactionObserver:
             self._end(committed=True)
 
     def _committing(self) -> None:
-        """Make everything void if the database will answer the COMMIT by a rollback, or may lose it.
+        """Drop the pending deletes if the database will answer the COMMIT by a rollback, or may lose it.
 
         Also if another process may have ended the transaction: a child that ``sys.exit()`` takes out of an ``atomic``
         block rolls its parent's back. The driver learns that with the next answer of the server.
         """
-        if self.connection.vendor == "postgresql":
-            self.failed = self.failed or is_aborted(self.connection)
-        elif self.connection.vendor == "sqlite":
-            self.failed = self.failed or is_over(self.connection)
-        if self.undoable and not self.failed:
-            is_copy = self._pid != os.getpid()
-            self.failed = is_copy or not is_durable(self.connection) or is_over(self.connection)
-        if self.failed:
-            self._void(0)
+        if self.pending_deletes and (
+            self._pid != os.getpid()
+            or is_aborted(self.connection)
+            or not is_durable(self.connection)
+            or is_over(self.connection)
+        ):
+            self.pending_deletes.clear()
 
     def give_up(self) -> None:
         """The whole transaction was rolled back."""
-        self._void(0)
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
@@ -280,7 +254,7 @@ class TransactionObserver:
         ended, self.ended = self.ended, []
         for call in ended:
             call()
-        undoable, self.undoable = self.undoable, []
+        deletes, self.pending_deletes = self.pending_deletes, []
         pending, self.pending_fences = list(self.pending_fences.values()), {}
         held, self.held_fences = self.held_fences, None
         try:
@@ -291,8 +265,8 @@ class TransactionObserver:
                     each.begin()
                 for each in pending:
                     each.finish()
-                for delete in undoable:
-                    delete.finish()
+                for discard in deletes:
+                    discard()
         finally:
             unadded.end(self)
 

@@ -13,7 +13,7 @@ from django.db.models import QuerySet
 
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
-from bloomguard.writes import batches, discards, fencing, observer, raw, statements, updates
+from bloomguard.writes import batches, fencing, observer, raw, statements, updates
 
 
 @contextmanager
@@ -45,13 +45,7 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
-    class Now(discards.PendingDelete):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            self.finish()
-            self.void = True
-
-    with mock.patch.object(discards, "PendingDelete", Now):
+    with mock.patch.object(observer.TransactionObserver, "add_delete", lambda self, discard: discard()):
         yield
 
 
