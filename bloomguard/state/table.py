@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
@@ -23,7 +24,6 @@ from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, Rows, State, Within, new_token
-from .transactions import pause
 
 logger = logging.getLogger("bloomguard")
 
@@ -44,7 +44,7 @@ class StateTable:
     def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = seconds) -> None:
         self.connection = connection or StateConnection()
         self.clock = clock
-        self.sleep: Callable[[float], None] = pause
+        self.sleep: Callable[[float], None] = time.sleep
         #: The last copy. Replaced as a whole, by a later one or by :data:`NEVER`.
         self.copy = NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
