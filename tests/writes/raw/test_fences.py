@@ -53,7 +53,7 @@ def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
     kept.add("SELECT 1" + 20 * " ", "")
 
     assert {guard.name for guard in kept()} >= {"article", "product"}
-    assert kept._texts == {("SELECT 1", ""), ("SELECT 2", "")}
+    assert len(kept._texts) == 3
 
 
 @pytest.mark.parametrize(
