@@ -85,7 +85,7 @@ def _hook_copies(connection: Any) -> None:
     """Let the driver make cursors that follow :data:`_METHODS`. Another driver has its own ways, which are not known.
 
     And Django's cursors, in case the driver's do not: what a backend takes for the connection may not use the factory,
-    or a package may replace it later.
+    or a package may replace it later. What both follow is followed twice, which does no harm.
     """
     for cursor in (connection.make_cursor(None), connection.make_debug_cursor(None)):
         for kind in type(cursor).__mro__[:-1]:
@@ -121,20 +121,14 @@ class _DriverMethod:
     def __get__(self, cursor: Any, owner: object = None) -> Any:
         if cursor is None:
             raise AttributeError(self._name)
-        method = getattr(cursor.cursor, self._name)
-        return method if _is_hooked(cursor) else partial(_METHODS[self._name], method, cursor.db)
+        return partial(_METHODS[self._name], getattr(cursor.cursor, self._name), cursor.db)
 
 
 def _following_itself(name: str, run: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = partial(run, self)
-        return own(*args, **kwargs) if _is_hooked(self) else _METHODS[name](own, self.db, *args, **kwargs)
+        return _METHODS[name](partial(run, self), self.db, *args, **kwargs)
 
     return method
-
-
-def _is_hooked(cursor: Any) -> bool:
-    return cursor.db.vendor != "postgresql" or getattr(cursor.cursor, "unhooked", None) is not None
 
 
 def _hook_callproc(callproc: Any) -> Any:
