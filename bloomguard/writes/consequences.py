@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
-from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
@@ -23,7 +22,6 @@ from ..models import GuardState
 from ..process import own_lock
 from ..state import table as states
 from ..state.row import FENCED
-from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
@@ -138,14 +136,14 @@ class DatabaseCache:
             return self._are_idle(may_read=True)
 
     def _are_idle(self, *, may_read: bool) -> bool:
-        try:  # no call for each guard: a site may have hundreds
-            tables = [guard._runtime.active_filter.table for guard in self.guards]
-        except ConfigurationError:
-            tables = list(map(fencing.table_of, self.guards))
-        rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
-        if None in rows.values():
+        rows = states.table.leased_rows()
+        if rows is None and may_read:
+            states.table.renew()
+            rows = states.table.leased_rows()
+        if rows is None:
             return False
-        known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
+        # No call for each guard: a site may have hundreds.
+        known = [rows[guard.name] for guard in self.guards if guard.name in rows]
         return not any(row.status == FENCED or row.generations for row in known)
 
     def follow(self) -> bool:
@@ -193,15 +191,6 @@ class DatabaseCache:
             if len(self.texts) >= _MOST_TEXTS:
                 self.texts = dict(self._usual)
             self.texts[sql] = own
-
-
-def _leased(table: StateTable, *, may_read: bool) -> Any:
-    """Return the state rows while the lease on them is valid, else ``None``."""
-    rows = table.leased_rows()
-    if rows is None and may_read:
-        table.renew()
-        rows = table.leased_rows()
-    return rows
 
 
 class Cause(NamedTuple):
