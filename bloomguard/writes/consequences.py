@@ -28,7 +28,7 @@ from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .introspection import calls_own_functions, has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
-from .sql.tokens import are_two, bare
+from .sql.tokens import bare, have_two_schemas
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
 from .tables import columns, guarded_tables, keyless_when_null
 
@@ -253,7 +253,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
             found.update((guard, cause._replace(table="")) for guard in here)
         for table, guard in cache.tables.get(effect.name, ()):
             is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
-            is_elsewhere = cause.is_direct and effect.name == own_name and are_two(own, table, cache.vendor)
+            is_elsewhere = cause.is_direct and effect.name == own_name and have_two_schemas(own, table)
             if not (is_added or is_elsewhere) and may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
