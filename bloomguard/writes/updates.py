@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import Error, OperationalError, models
-from django.db.models import Lookup, Transform, expressions, functions
+from django.db.models import Lookup, Transform, expressions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
@@ -290,20 +290,15 @@ def _matches_nothing(compiler: Any) -> bool:
 # subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
 # in a list of those that are known.
 
-#: Functions of Django whose result depends on their arguments alone, as that of each ``Transform`` of Django does.
-_FUNCTIONS = """
-    ATan2 Cast Coalesce Collate Concat ConcatPair Greatest JSONObject Least Left Log LPad Mod NullIf Pi Power Repeat
-    Replace Right RPad StrIndex Substr
-"""
+#: Compared by their exact class, as a subclass may mean something else. Each ``Transform`` of Django depends on its
+#: arguments alone too.
 _EXPRESSIONS = """
     Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
     TemporalSubtraction Value When
 """
-#: Compared by their exact class: a subclass may mean something else.
 _KNOWN = {
     WhereNode,
     NothingNode,
-    *(getattr(functions, name) for name in _FUNCTIONS.split()),
     *(getattr(expressions, name) for name in _EXPRESSIONS.split() if hasattr(expressions, name)),
 }
 
