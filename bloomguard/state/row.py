@@ -147,7 +147,7 @@ class Within(threading.local):
 
     @contextmanager
     def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
-        """In this block and thread, read by ``read``."""
+        """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
         before, self.read = self.read, read
         try:
             yield

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -56,12 +56,12 @@ class StateTable:
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = own_lock(self, "_lock")
         self._keeping = own_lock(self, "_keeping")
-        self._within = Within()
+        self.within = Within()
 
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
         read_at, rows = self.copy
-        within = self._within
+        within = self.within
         if within.read is not None and within.copy.read_at >= read_at:
             read_at, rows = within.copy
         if self.clock() - read_at >= LEASE_SECONDS:
@@ -70,7 +70,7 @@ class StateTable:
 
     def leased_rows(self) -> Rows | None:
         """Return all rows as :meth:`lease` returns one, without the calls that it would take for each."""
-        copy, within = self.copy, self._within
+        copy, within = self.copy, self.within
         if within.read is not None and within.copy.read_at >= copy.read_at:
             copy = within.copy
         return None if self.clock() - copy.read_at >= LEASE_SECONDS else copy.rows
@@ -99,8 +99,8 @@ class StateTable:
         failure the next read waits for the length of a lease, so as not to overload a database in trouble. With
         ``after`` that came later, it waits as long as the failure took: else a writer would disable its guards.
         """
-        if self._within.read is not None:
-            return self._renew_within(self._within.read, after)
+        if self.within.read is not None:
+            return self._renew_within(self.within.read, after)
         notice_fork()
         if self._lock._is_owned():
             return False  # by the handler of a signal, in the middle of a read
@@ -136,24 +136,15 @@ class StateTable:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
 
-    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
-        """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return self._within.reading_by(read)
-
-    @property
-    def is_read_otherwise(self) -> bool:
-        """Whether this thread is in a block of :meth:`reading_by`."""
-        return self._within.read is not None
-
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
-        read_at = max(self.copy.read_at, self._within.copy.read_at)
+        read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self._within.copy = Copy(now, self._with_vanished(read()))
+                self.within.copy = Copy(now, self._with_vanished(read()))
             except DatabaseError:
                 return False
-            self._note_fences(self._within.copy)
+            self._note_fences(self.within.copy)
         return True
 
     def _keep(self, copy: Copy) -> None:

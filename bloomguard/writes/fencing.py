@@ -128,7 +128,7 @@ def writing(guard: Guard, using: str, *, sent: bool = False) -> AbstractContextM
     """
     table = table_of(guard)
     if (locks_out(table, using) and has_begun(connections[using])) or (sent and is_cut_off(table, guard.name, using)):
-        return table.reading_by(partial(_committed, table, using))
+        return table.within.reading_by(partial(_committed, table, using))
     return _NOTHING
 
 
@@ -265,7 +265,7 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
                 # On SQLite a query of it that is not read to its end locks out the one for the state rows, too.
-                elif table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+                elif table.within.read or locks_out(table, using) or holds_row(table, guard.name, using):
                     committed += _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
@@ -385,7 +385,7 @@ def _committed(table: StateTable, using: str) -> Rows:
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list[PendingFence]:
     """Fence by the writer's connection; return what is to be waited for now: a fence outside of a transaction."""
     connection = connections[using]
-    if table.is_read_otherwise or locks_out(table, using):
+    if table.within.read or locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
     else:
         before = table.known(name) if is_alone(connections[using]) else table.current(name)

@@ -660,7 +660,7 @@ def test_nothing_is_read_before_sqlite_gives_the_lock(articles, made, clock, mon
         Article.objects.filter(slug="b").update(slug="e")  # so the catalogue is known
         clock.now += 10
         # Another thread has the connection to the state rows for too long.
-        monkeypatch.setattr(states.table, "renew", lambda **how: states.table._within.read is not None and renew(**how))
+        monkeypatch.setattr(states.table, "renew", lambda **how: states.table.within.read is not None and renew(**how))
         connection.connection.set_trace_callback(found.append)
 
         Article.objects.filter(slug="a").update(slug="f")
