@@ -25,7 +25,7 @@ from ..state.row import FENCED
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
-from .introspection import calls_own_functions, has_temporary_triggers, load
+from .introspection import has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, have_two_schemas
@@ -231,11 +231,8 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     effects = remade.kept(effects, connection)
-    is_read = all(effect.verb in ("known", "field") for effect in effects)
-    if is_read and cache.catalogue is None and definitions.are_changing() and _calls_nothing(effects, connection):
-        return {}
     catalogue = _catalogue(cache, connection)
-    if catalogue is None and is_read:
+    if catalogue is None and all(effect.verb in ("known", "field") for effect in effects):
         return {}  # the catalogue may be locked for a moment, and is looked at again by the next read
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
@@ -257,19 +254,6 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
             if not (is_added or is_elsewhere) and may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
-
-
-def _calls_nothing(effects: Iterable[Effect], connection: Any) -> bool:
-    """Whether a read certainly calls no function of the database's own.
-
-    For reads in a transaction with definitions, as in a migration: no catalogue is kept before its COMMIT.
-    """
-    try:
-        with connection.wrap_database_errors:
-            connection.ensure_connection()
-            return not calls_own_functions(connection, effects)
-    except (DatabaseError, InterfaceError):
-        return False
 
 
 def may_be_rewritten(compiler: Any, verb: str) -> bool:
@@ -324,8 +308,14 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return cache.catalogue
     if connection.alias in definitions.temporary or is_aborted(connection):
         return None
-    if definitions.are_changing():  # then no thread keeps what it loads, so there is nothing to wait for
-        return _load(cache, connection)
+    if definitions.are_changing():  # then no thread keeps what it loads, but for the rest of its own transaction
+        observer = TransactionObserver.of(connection)
+        known = observer.catalogue if observer is not None else None
+        if known is None or known[0] is not cache:
+            known = cache, _load(cache, connection)
+            if observer is not None and known[1] is not None and known[1].is_complete:
+                observer.catalogue = known
+        return known[1]
     is_mine = cache.loading.acquire(timeout=LOAD_PATIENCE)
     try:
         return cache.catalogue or _load(cache, connection)

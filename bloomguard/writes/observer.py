@@ -18,6 +18,8 @@ from ..guards.unadded import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
+    from .catalogue import Catalogue
+    from .consequences import DatabaseCache
     from .fencing import HeldFences, PendingFence
 
 #: The savepoint statements that an observer understands. Any other one that may be one drops the pending deletes.
@@ -67,6 +69,8 @@ class TransactionObserver:
         self.is_alone = False
         #: Whether a statement has changed state rows, on MySQL and MariaDB, which show no transaction's locks.
         self.has_changed_rows = False
+        #: What :mod:`.consequences` has read in it, and the cache for which; until a definition may be rolled back.
+        self.catalogue: tuple[DatabaseCache, Catalogue | None] | None = None
         self._is_lost = False
         self._raw = connection.connection
         #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
@@ -162,11 +166,13 @@ class TransactionObserver:
                 self._lose()
         elif found["undo"]:
             self.pending_deletes.clear()  # also those from before the savepoint: a key that stays does no harm
+            self.catalogue = None
 
     def _lose(self) -> None:
         """Delete nothing until the end of the transaction: what is rolled back cannot be found out any more."""
         self._is_lost = True
         self.pending_deletes.clear()
+        self.catalogue = None
 
     def hold_fences(self) -> None:
         """Called before each statement that may be a COMMIT. Raises what :meth:`HeldFences.hold` raises."""
