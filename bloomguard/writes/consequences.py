@@ -126,20 +126,15 @@ class DatabaseCache:
 
     def seem_idle(self, connection: Any) -> bool:
         """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
-        if connection.vendor == "sqlite" and is_under_way(connection):
-            return self._are_idle(may_read=False)
-        return self.are_idle(connection)
+        return self.are_idle(connection, may_read=connection.vendor != "sqlite" or not is_under_way(connection))
 
-    def are_idle(self, connection: Any) -> bool:
+    def are_idle(self, connection: Any, *, may_read: bool = True) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
         with fencing.writing(self.guards[0], connection.alias):
-            return self._are_idle(may_read=True)
-
-    def _are_idle(self, *, may_read: bool) -> bool:
-        rows = states.table.leased_rows()
-        if rows is None and may_read:
-            states.table.renew()
             rows = states.table.leased_rows()
+            if rows is None and may_read:
+                states.table.renew()
+                rows = states.table.leased_rows()
         if rows is None:
             return False
         # No call for each guard: a site may have hundreds.
