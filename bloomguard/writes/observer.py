@@ -22,20 +22,14 @@ if TYPE_CHECKING:
     from .consequences import DatabaseCache
     from .fencing import HeldFences, PendingFence
 
-#: The savepoint statements that an observer understands. Any other one that may be one drops the pending deletes.
-_SAVEPOINT = re.compile(
-    r"\s*(?:SAVEPOINT|RELEASE(?:\s+SAVEPOINT)?|(?P<undo>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
-    r"""\s+(["`]?)[A-Za-z_][A-Za-z0-9_]{0,62}\2\s*;?\s*""",
-    re.IGNORECASE,
+#: A single statement that begins with one of these ends no transaction and undoes nothing, whatever else it contains.
+_PLAIN = re.compile(
+    r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH|SAVEPOINT|RELEASE)\b[^;]*;?\s*", re.IGNORECASE
 )
-#: Found anywhere in a statement, also in literals and quoted names, whose ends are not looked for here.
-_CONTROL = re.compile(
-    r"SAVEPOINT|RELEASE|ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE
-)
-#: A single statement that begins with one of these does not control transactions, whatever else it contains.
-_PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[^;]*;?\s*", re.IGNORECASE)
-_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
-
+#: Words by which any other one may, also in literals and quoted names, whose ends are not looked for here.
+_CONTROL = re.compile(r"ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE)
+#: A rollback of the transaction, or to a savepoint.
+_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?(?:\s+TO\b[^;]*)?\s*;?\s*", re.IGNORECASE)
 
 #: Vendors whose drivers report a transaction by themselves: MariaDB would have to be asked, and has no pending deletes.
 _REPORTING = {"postgresql", "sqlite"}
@@ -71,7 +65,6 @@ class TransactionObserver:
         self.has_changed_rows = False
         #: What :mod:`.consequences` has read in it, and the cache for which; until a definition may be rolled back.
         self.catalogue: tuple[DatabaseCache, Catalogue | None] | None = None
-        self._is_lost = False
         self._raw = connection.connection
         #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
         self._pid = os.getpid()
@@ -109,11 +102,6 @@ class TransactionObserver:
         """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
         return self._raw is not self.connection.connection
 
-    def add_delete(self, discard: Callable[[], object]) -> None:
-        """Call ``discard`` after the COMMIT, unless the statements up to now may be rolled back."""
-        if not self._is_lost:
-            self.pending_deletes.append(discard)
-
     def add_fence(self, name: str, fence: PendingFence) -> None:
         """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
         self.pending_fences[name] = fence
@@ -132,21 +120,19 @@ class TransactionObserver:
         try:
             result = execute(sql, params, many, context)
         except BaseException as error:
-            self.pending_deletes.clear()
-            # After some errors SQLite rolls back all of it. An interrupted statement may be done or not.
-            if not isinstance(error, Error) or is_over(self.connection):
-                self._lose()
-                if may_commit:  # the database may have committed it, and its answer was lost
-                    self._check_fences()
+            self._undo()  # some errors roll back all of it, and an interrupted statement may be done or not
+            if may_commit and (not isinstance(error, Error) or is_over(self.connection)):
+                self._check_fences()  # the database may have committed it, and its answer was lost
             raise
         self.follow(sql if isinstance(sql, str) else "; COMMIT")
         return result
 
     def follow(self, sql: str) -> None:
         """Note that ``sql`` was executed."""
-        self._follow(sql)
+        if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
+            self._undo()
         if is_over(self.connection):
-            self._lose()
+            self._undo()
             self._end(committed=not _ROLLBACK.fullmatch(sql))
         else:
             self._has_begun = self.connection.vendor in _REPORTING
@@ -155,22 +141,12 @@ class TransactionObserver:
         """Return whether a backend's own ``rollback``, or the driver's, has ended the transaction; then end this."""
         if not self._has_begun or not is_over(self.connection):
             return False
-        self._lose()
+        self._undo()
         self._end(committed=True)  # it may have been
         return True
 
-    def _follow(self, sql: str) -> None:
-        found = _SAVEPOINT.fullmatch(sql)
-        if found is None:
-            if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
-                self._lose()
-        elif found["undo"]:
-            self.pending_deletes.clear()  # also those from before the savepoint: a key that stays does no harm
-            self.catalogue = None
-
-    def _lose(self) -> None:
-        """Delete nothing until the end of the transaction: what is rolled back cannot be found out any more."""
-        self._is_lost = True
+    def _undo(self) -> None:
+        """Forget all pending deletes, as some of them may be rolled back: a key that stays does no harm."""
         self.pending_deletes.clear()
         self.catalogue = None
 
@@ -202,7 +178,7 @@ class TransactionObserver:
         try:
             commit()
         except BaseException:  # the database may have committed it, and its answer was lost
-            self._lose()
+            self._undo()
             self._check_fences()
             raise
         # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
@@ -211,7 +187,7 @@ class TransactionObserver:
 
     def rollback(self) -> None:
         """Roll back by the connection's own ``_rollback``."""
-        self._lose()  # first: if it raises an exception, it may be done
+        self._undo()  # first: if it raises an exception, it may be done
         self._own["_rollback"]()
         self.give_up()
 
@@ -223,7 +199,7 @@ class TransactionObserver:
     def set_autocommit(self, autocommit: bool) -> None:
         """Call the connection's own ``_set_autocommit``: SQLite, MySQL and MariaDB commit when it is switched on."""
         if autocommit:
-            self._lose()
+            self._undo()
         self._own["_set_autocommit"](autocommit)
         if autocommit and (self.connection.vendor == "mysql" or is_over(self.connection)):
             self._end(committed=True)
@@ -290,4 +266,4 @@ def has_changed_rows(connection: Any) -> bool:
 
 
 def _never_commits(sql: str) -> bool:
-    return bool(_PLAIN.fullmatch(sql) or _SAVEPOINT.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
+    return bool(_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -13,7 +14,7 @@ from django.db.models import QuerySet
 
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
-from bloomguard.writes import batches, fencing, observer, raw, statements, updates
+from bloomguard.writes import batches, discards, fencing, observer, raw, statements, updates
 
 
 @contextmanager
@@ -45,7 +46,11 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
-    with mock.patch.object(observer.TransactionObserver, "add_delete", lambda self, discard: discard()):
+    def now(discard: Callable[..., None], *given: Any) -> Callable[[], None]:
+        discard(*given)
+        return lambda: None
+
+    with mock.patch.object(discards, "partial", now):
         yield
 
 
@@ -67,7 +72,7 @@ def adds_on_commit() -> Iterator[None]:
 @contextmanager
 def heeds_no_savepoint() -> Iterator[None]:
     """Who goes back to a savepoint by hand has undone a DELETE."""
-    with mock.patch.object(observer.TransactionObserver, "_follow", return_value=None):
+    with mock.patch.object(observer, "_CONTROL", re.compile("(?!)")):
         yield
 
 
