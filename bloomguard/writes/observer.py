@@ -109,9 +109,6 @@ class TransactionObserver:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
-        if self.is_of_the_past:
-            self.give_up()
-            return execute(sql, params, many, context)
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
         may_commit = self.held_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
@@ -138,11 +135,14 @@ class TransactionObserver:
             self._has_begun = self.connection.vendor in _REPORTING
 
     def _has_ended_unseen(self) -> bool:
-        """Return whether a backend's own ``rollback``, or the driver's, has ended the transaction; then end this."""
-        if not self._has_begun or not is_over(self.connection):
+        """Return whether the transaction was ended past Django, or with its connection; then end this."""
+        if self.is_of_the_past:
+            self.give_up()
+        elif self._has_begun and is_over(self.connection):  # by a backend's own ``rollback``, or the driver's
+            self._undo()
+            self._end(committed=True)  # it may have been
+        else:
             return False
-        self._undo()
-        self._end(committed=True)  # it may have been
         return True
 
     def _undo(self) -> None:
@@ -162,10 +162,6 @@ class TransactionObserver:
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
         commit = self._own["_commit"]
-        if self.is_of_the_past:
-            self.give_up()
-            commit()
-            return
         if self._has_ended_unseen():
             commit()
             return
