@@ -271,7 +271,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return False
     if effect.columns is None:
         return True
-    if isinstance(guard, unknown_guards.UnknownGuard) and (effect.verb != "copy" or not guard.has_model):
+    if isinstance(guard, unknown_guards.UnknownGuard):
         return True  # also of a column that no model of this process has
     if EMPTIED in effect.columns and effect.columns & keyless_when_null(guard, table):
         return False

@@ -44,11 +44,6 @@ class UnknownGuard(Guard):
     #: No fields: as for a guard with a configuration error, its fences are waited for by its name, once in a process.
     lookup = ()
 
-    @property
-    def has_model(self) -> bool:
-        """Whether this process has a model of the table."""
-        return self.model is not GuardState
-
 
 class _Forks:
     """When this process was forked: it reads the rows again, as its parent may have read them days before."""
