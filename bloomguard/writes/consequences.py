@@ -1,7 +1,4 @@
-"""The guards that may have new keys after a statement, whose effects are followed through the catalogue.
-
-The results for a database are cached until a guard, its generations or the database's definitions change.
-"""
+"""The guards that may have new keys after a statement, whose effects are followed through the catalogue."""
 
 from __future__ import annotations
 
@@ -38,18 +35,15 @@ logger = logging.getLogger("bloomguard")
 STATE_ROWS = GuardState._meta.db_table
 #: How many texts are cached, and how long one may be.
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
-#: Seconds that a writer waits for another one of this process that loads the catalogue. Then it loads it, too: the
-#: other one may wait for a lock of this writer's transaction.
+#: Seconds that a writer waits for another thread that loads the catalogue, which may wait for this writer's locks.
 LOAD_PATIENCE = 1.0
 
 
 class Definitions:
-    """The changes that this process makes to the databases' definitions.
-
-    ``stamp`` grows with each, and when a transaction with some ends. What was cached before is out of date then.
-    """
+    """The changes that this process makes to the databases' definitions."""
 
     def __init__(self) -> None:
+        #: Grows with each, and when a transaction with some ends. What was cached before is out of date then.
         self.stamp = 0
         #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
         self.temporary: set[str] = set()
@@ -114,8 +108,7 @@ class DatabaseCache:
         self._usual = {} if vendor == "mysql" else {"BEGIN": ""}
         self.texts: dict[str, str] = dict(self._usual)
         self.catalogue: Catalogue | None = None
-        #: Held while one thread loads the catalogue, so that not all writers of a process that has just started do.
-        #: A child that is forked meanwhile waits once for the time limit.
+        #: Held while one thread loads the catalogue. A child that is forked meanwhile waits once for the time limit.
         self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
@@ -142,9 +135,9 @@ class DatabaseCache:
         return not any(row.status == FENCED or row.generations for row in known)
 
     def follow(self) -> bool:
-        """Record the state rows that were read last; return whether the catalogue is still valid.
+        """Record the state rows that were read last; return whether the catalogue is valid: no build has begun since.
 
-        A build that has begun makes it invalid, so that this process loads what another one defined before the build.
+        Another process may have changed the definitions before the build.
         """
         if self.copy is states.table.copy:
             return True

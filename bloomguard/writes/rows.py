@@ -236,10 +236,8 @@ def _ends_as_djangos(compiler: Any, returned: Sequence[Any]) -> bool:
 
 
 def _returns(compiler: Any) -> bool:
-    features = compiler.connection.features
-    if len(compiler.query.objs) == 1:
-        return bool(features.can_return_columns_from_insert)
-    return bool(features.can_return_columns_from_insert and features.can_return_rows_from_bulk_insert)
+    features, is_single = compiler.connection.features, len(compiler.query.objs) == 1
+    return features.can_return_columns_from_insert and (is_single or features.can_return_rows_from_bulk_insert)
 
 
 def _converts(compiler: Any, fields: Sequence[Any]) -> bool:

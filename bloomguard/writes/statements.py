@@ -165,9 +165,8 @@ def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[Tracked
 class _Running(threading.local):
     """What the ORM does in this thread."""
 
-    #: The table that its statement writes, and the texts that its compiler has made, and that are not sent yet. All
-    #: others are raw SQL, also inside of the statement: of a field's ``pre_save``, a converter or an
-    #: ``execute_wrapper``. In one, as each access to a ``threading.local`` takes a look-up.
+    #: The table that its statement writes, and the texts of its compiler that are not sent yet. All others are raw SQL,
+    #: also inside of the statement: of a field's ``pre_save``, a converter or an ``execute_wrapper``.
     due: tuple[str, Sequence[str]] = ("", ())
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
     batch: BulkRows | None = None

@@ -25,22 +25,20 @@ Fields = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class TrackedTable:
-    """How the statements of one model's table concern one guard.
-
-    ``fields`` are fields of the statement's model; each written row needs their values. They are the key itself if
-    ``link`` is empty; else ``link`` is the lookup from the guard's rows to those values, which are then read by the
-    guard's own model. ``None`` if the statement's model does not give the primary key either. ``primary_key``: the
-    fields to find the guard's rows by if the key itself is unknown. Only an UPDATE of one of ``columns``, in lower
-    case, can make a new key. ``historical``: the model is a migration's, whose table may lack columns of the guard's
-    model. ``counted``: keys of deleted rows are discarded.
-    """
+    """How the statements of one model's table concern one guard."""
 
     guard: Guard
+    #: Fields of the statement's model: the key itself, or what ``link`` leads to; ``None`` if it gives neither.
     fields: Fields | None
+    #: The lookup by which the guard's own model finds its rows; empty if ``fields`` are the key.
     link: str
+    #: The fields to find the guard's rows by if the key itself is unknown.
     primary_key: Fields | None
+    #: In lower case: only an UPDATE of one of these can make a new key.
     columns: frozenset[str]
+    #: Whether the model is a migration's, whose table may lack columns of the guard's model.
     historical: bool
+    #: Whether keys of deleted rows are discarded.
     counted: bool
 
     @property

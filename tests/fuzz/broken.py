@@ -128,7 +128,7 @@ def fences_after_the_commit() -> Iterator[None]:
     """Raw SQL is seen, and nobody waits until all processes know."""
     with (
         mock.patch.object(state.StateTable, "fence", return_value=None),
-        mock.patch.object(fencing, "_fence_within", return_value=None),
+        mock.patch.object(fencing, "_fence_within", return_value=[]),
     ):
         yield
 
