@@ -137,10 +137,9 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
 
     After a database error the transaction is left to the project, as Django leaves it. After any other error, such as
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
-    a transaction that the project began by hand, with or without ``atomic`` in it, a savepoint is rolled back. With
-    ``undo`` any error rolls back what the block did, and nothing else. ``alone``: Python's SQLite driver begins no
-    transaction for the block's statement, not even under ``set_autocommit(False)``; so one that is begun here is ended
-    here.
+    a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
+    the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
+    so one that is begun here is ended here.
     """
     if not undo and connection.in_atomic_block and connection.commit_on_exit:  # as `rolls_back_if_marked`
         return _Within(connection)

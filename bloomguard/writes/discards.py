@@ -78,10 +78,7 @@ def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
 
 
 def lock(compiler: Any, tracked: TrackedTable) -> Alive:
-    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` is about to change.
-
-    The statement's own WHERE selects them, so a second writer waits here, and then finds the rows that are left.
-    """
+    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` selects by its own WHERE."""
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
     chosen.extra = {}

@@ -1,9 +1,7 @@
 """What is known of a transaction without asking the server: its isolation level, and whether one was begun by hand.
 
-A transaction's statements may depend on the SELECTs that it has sent before. Where each statement reads what is
-committed by then, a SELECT that is not sent changes nothing. A snapshot begins with the first statement that reads, so
-without it the snapshot would begin later; and at SERIALIZABLE the database notes what a transaction has read, to find
-out which transactions cannot both be committed.
+Where each statement reads what is committed by then, a SELECT that is not sent changes nothing. But a snapshot begins
+with the first statement that reads, and at SERIALIZABLE the database compares what transactions have read.
 """
 
 from __future__ import annotations
@@ -28,8 +26,7 @@ _BEGINS_NONE = re.compile(
 
 #: The databases of MySQL and MariaDB to which this process has sent any other SQL.
 _begun: set[str] = set()
-#: The databases to which this process has sent a statement that may change a level: those of their transactions are
-#: not known any more.
+#: The databases to which this process has sent a statement that may change the level of their transactions.
 _changed: set[str] = set()
 #: Database of PostgreSQL -> whether sessions have READ COMMITTED by default, and until when this is cached.
 _defaults: dict[str, tuple[bool, float]] = {}

@@ -2,11 +2,8 @@
 
 :mod:`bloomguard.writes.sql.reader` finds out what a statement does, :mod:`bloomguard.writes.catalogue` what the
 database does because of it: by views, partitions, triggers and foreign keys. Every statement that is not certainly
-harmless fences. The ORM's compilers add the keys of their own tables. The texts of harmless statements are cached, and
-cost a microsecond or less.
-
-If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced. That
-goes for the rows of the statement itself, not for those of a trigger or a function.
+harmless fences, but for what the ORM's compilers, or a block of :func:`~bloomguard.writes.adding.adding`, add the keys
+of. The texts of harmless statements are cached, and cost a microsecond or less.
 """
 
 from __future__ import annotations
@@ -202,8 +199,8 @@ def following(
 ) -> Iterator[dict[Guard, Cause] | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
-    It yields those guards, or ``None`` if they cannot be found out before the statement. ``apart``: put no transaction
-    around it. ``many``: it is sent several times, by ``executemany``.
+    Yield those guards, or ``None`` if they cannot be found out before it. ``apart``: put no transaction around it.
+    ``many``: it is sent several times, by ``executemany``.
     """
     if early.is_early:
         early.record_write(reading.effects | reading.known, connection.alias)
