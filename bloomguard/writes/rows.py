@@ -68,7 +68,7 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
 
     ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
     """
-    # Elsewhere an error leaves the transaction as it was, and SQLite ends no savepoint while it returns changed rows.
+    # Elsewhere an error leaves the transaction as it was.
     is_undone = tracked.historical and connections[using].vendor == "postgresql"
     try:
         with together(connections[using], undo=True) if is_undone else nullcontext():

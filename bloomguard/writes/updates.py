@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,9 +22,6 @@ from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
 from .statements import Execute, add_all, all_idle, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
 from .tables import TrackedTable, folded, tracked_tables
-
-#: How many of the rows that an UPDATE returns are in memory at a time.
-_ROWS_AT_ONCE = 2_000
 
 
 def connect() -> None:
@@ -149,16 +146,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         changed = run(_execute, compiler, sql, parameters)
         add_all(tables, using, lambda tracked: None)
         return changed
-    whole: dict[TrackedTable, list[Any]] = {tracked: [] for tracked in before if before[tracked].rows}
-    by_page = [tracked for tracked in tables if tracked not in whole]
-
-    def add_some(rows: Values) -> None:
-        for tracked in whole:  # the rows that are gone are known after the last page
-            whole[tracked] += rows
-        add_all(by_page, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-
     try:
-        changed = run(_execute_returning, compiler, tables, sql, parameters, returned, add_some)
+        changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
     except OperationalError as error:
         if "RETURNING is not available" not in str(error):
             raise
@@ -168,8 +157,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         return changed
     if changed > discards.MOST_ROWS:
         fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-    else:
-        add_all(whole, using, lambda tracked: _updated(tracked, using, returned, whole[tracked], before))
+    elif changed:
+        add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
     return changed
 
 
@@ -182,17 +171,9 @@ def _execute(compiler: Any, sql: str, parameters: Any) -> int:
 
 
 def _execute_returning(
-    compiler: Any,
-    tables: Sequence[TrackedTable],
-    sql: str,
-    parameters: Any,
-    returned: Sequence[Any],
-    give: Callable[[Values], None],
-) -> int:
-    """Execute the UPDATE and return its number of rows.
-
-    Call ``give`` with the returned rows, one page at a time; stop if they are more than ``MOST_ROWS``.
-    """
+    compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any, returned: Sequence[Any]
+) -> tuple[int, Values]:
+    """Execute the UPDATE and return its number of rows, and the rows, which are not all if more than ``MOST_ROWS``."""
     connection, table = compiler.connection, compiler.query.model._meta.db_table
     quote = connection.ops.quote_name
     names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
@@ -201,15 +182,10 @@ def _execute_returning(
         cursor.execute(sql, parameters)
         try:
             converters = compiler.get_converters([field.get_col(table) for field in returned])
-            changed = 0
-            while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
-                rows = cursor.fetchmany(_ROWS_AT_ONCE)
-                if not rows:
-                    return changed
-                changed += len(rows)
-                give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+            rows = cursor.fetchmany(discards.MOST_ROWS)
             # SQLite has no count until the last row is fetched.
-            return changed + sum(1 for _ in cursor) if connection.vendor == "sqlite" else int(cursor.rowcount)
+            changed = len(rows) + sum(1 for _ in cursor) if connection.vendor == "sqlite" else cursor.rowcount
+            return changed, list(compiler.apply_converters(rows, converters)) if converters else rows
         except Error:
             # No further row is read. The driver alone may refuse one, such as a date after the year 9999: then the
             # transaction can still be committed.
