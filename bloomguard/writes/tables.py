@@ -104,16 +104,8 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
 
     With two parents, the rows share only the first one's primary key; the other parent has a link column of its own.
     """
-    concrete = parent._meta.concrete_model
-    if concrete is None or not issubclass(model, concrete) or model._meta.concrete_model is concrete:
-        return "pk"
-    path = []
-    for step in model._meta.get_base_chain(concrete):
-        field = model._meta.get_ancestor_link(step)
-        if field is not None:  # a proxy in between has no link
-            path.append(field.name)
-        model = step
-    return "__".join(path) or "pk"
+    path = model._meta.get_path_to_parent(parent._meta.concrete_model or parent)
+    return "__".join(step.join_field.name for step in path) or "pk"
 
 
 def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
