@@ -96,8 +96,8 @@ class StateTable:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
 
         ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is. After a
-        failure the next read waits for the length of a lease, so as not to overload a database in trouble. With
-        ``after`` that came later, it waits as long as the failure took: else a writer would disable its guards.
+        failure the next read comes a lease later, so as not to overload a database in trouble; with an ``after`` since
+        then, as late as the failure took, or a writer would disable its guards.
         """
         if self.within.read is not None:
             return self._renew_within(self.within.read, after)
@@ -187,10 +187,9 @@ class StateTable:
         return rows.get(name) or State(name, here=self._here)
 
     def _with_vanished(self, rows: Rows) -> Rows:
-        """Return ``rows``, and a fenced row for each one that this process has read before and that was deleted since.
+        """Return ``rows``, and for two leases a fenced row for each one that was deleted since the last read.
 
-        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may answer by their copy of the row
-        for the length of a lease. So a writer waits for two leases, as after a fence, although it has nothing to add.
+        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may still answer by their copy of it.
         """
         now = self.clock()
         for name, before in self.copy.rows.items():

@@ -142,7 +142,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     so one that is begun here is ended here.
     """
     if not undo and connection.in_atomic_block and connection.commit_on_exit:  # as `rolls_back_if_marked`
-        return _Within(connection)
+        return _Joined(connection)
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     connection.ensure_connection()
     if undo if connection.in_atomic_block else not has_own_transaction(connection):
@@ -150,7 +150,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     return _savepoint(connection, undo, alone)
 
 
-class _Within:
+class _Joined:
     """A block in an open ``atomic`` block. A class, as a generator would add two microseconds to each INSERT."""
 
     __slots__ = ("_connection",)

@@ -263,10 +263,7 @@ def run_idle(
 
 
 def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
-    """After a statement sent while all guards were idle: add its keys if a scan that began meanwhile may miss its rows.
-
-    Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
-    """
+    """After a statement sent while all guards were idle: add its keys if a scan may have missed its rows."""
     late = _late(tables, idle)
     if late:
         with fencing.catching_up(list(map(guard_of, late)), connections[using]):
@@ -276,8 +273,7 @@ def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using:
 def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
     """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
 
-    Under autocommit the database may have committed it all the same: the connection was lost, or the program was
-    interrupted, before the answer came.
+    The database may have committed it before the connection was lost, or the program was interrupted.
     """
     if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
         return  # nothing of it is left

@@ -261,10 +261,9 @@ def _matches_nothing(compiler: Any) -> bool:
 
 # -- whether two statements in a row with one WHERE certainly select the same rows
 
-# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The second evaluation
-# selects other rows if the WHERE depends on anything but locked rows and constants: on chance, the time, or rows of a
-# subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
-# in a list of those that are known.
+# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The UPDATE selects
+# others if that depends on anything but locked rows and constants: on chance, the time, or the rows of a subquery. So
+# each part has to be in a list of those that are known.
 
 #: Compared by their exact class, as a subclass may mean something else. Each ``Transform`` of Django depends on its
 #: arguments alone too.
