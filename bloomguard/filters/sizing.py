@@ -116,9 +116,9 @@ def is_prime(number: int) -> bool:
         return number in _MILLER_RABIN_BASES
     twos = ((number - 1) & -(number - 1)).bit_length() - 1
     odd = (number - 1) >> twos
+    powers = (pow(base, odd, number) for base in _MILLER_RABIN_BASES)
     return all(
-        pow(base, odd, number) == 1 or any(pow(base, odd << square, number) == number - 1 for square in range(twos))
-        for base in _MILLER_RABIN_BASES
+        power == 1 or any(pow(power, 1 << square, number) == number - 1 for square in range(twos)) for power in powers
     )
 
 
