@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..stores import Generation
 
@@ -31,25 +31,32 @@ class KeyPage:
         return self.make()
 
 
-def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int], None]) -> int:
+def overlapped(work: Callable[[Any], Any], items: Iterable[Any]) -> Generator[Any]:
+    """Yield ``work(item)`` of each item, done in a thread while the next item is read."""
+    with ThreadPoolExecutor(1) as thread:
+        pending: Future[Any] | None = None
+        for item in items:
+            if pending is not None:
+                yield pending.result()
+            pending = thread.submit(work, item)
+        if pending is not None:
+            yield pending.result()
+
+
+def fill(generation: Generation, pages: Generator[KeyPage], progress: Callable[[int], None]) -> int:
     """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
 
-    ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
+    ``progress(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
     """
+
+    def add(page: KeyPage) -> int:
+        generation.add_many(page.keys)
+        return page.rows
+
     rows = 0
     # Close the pages here, not when they are collected: their connection may be closed by then.
-    with ThreadPoolExecutor(1) as hasher, closing(pages):
-        pending: Future[None] | None = None
-        for page in pages:
-            rows += page.rows
-            if pending is not None:
-                pending.result()
-            pending = hasher.submit(_add, generation, page)
-            read(rows)
-        if pending is not None:
-            pending.result()
+    with closing(pages), closing(overlapped(add, pages)) as added:
+        for more in added:
+            rows += more
+            progress(rows)
     return rows
-
-
-def _add(generation: Generation, page: KeyPage) -> None:
-    generation.add_many(page.keys)

@@ -13,10 +13,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, islice
+from itertools import islice
 from math import sqrt
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .pages import KeyPage
+from .pages import KeyPage, overlapped
 from .plan import open_active, stale_share
 from .source import Source
 from .sources import Sources
@@ -142,21 +142,19 @@ class Verification:
         return open_active(self.guard, state)
 
     def _scan(self, source: Source, generation: Generation, total: int, rows: int, missing: int) -> tuple[int, int]:
-        """Return the number of rows read and of rows missing, added to those of the sources before.
+        """Return the number of rows read and of rows missing, added to those of the sources before."""
+        layout, filters = generation.layout, list(generation.filters())
 
-        The next page is read while a thread checks the last.
-        """
-        filters = list(generation.filters())
-        with ThreadPoolExecutor(1) as checker:
-            pending: Future[list[Any]] | None = None
-            for batch in chain(self._batches(source), [None]):
-                if pending is not None:
-                    missing = self._missing(source, generation, pending.result(), missing)
-                if batch is None or missing >= MOST_MISSING:
-                    break
-                pending = checker.submit(_suspects, generation.layout, filters, *batch)
-                rows += batch[0].rows
+        def check(batch: _Batch) -> tuple[int, list[Any]]:
+            return batch[0].rows, _suspects(layout, filters, *batch)
+
+        with closing(overlapped(check, self._batches(source))) as checked:
+            for read, suspects in checked:
+                rows += read
                 self._progress(rows, max(rows, total))
+                missing = self._missing(source, generation, suspects, missing)
+                if missing >= MOST_MISSING:
+                    break
         return rows, missing
 
     def _batches(self, source: Source) -> Iterator[_Batch]:
@@ -208,7 +206,7 @@ def _lacks(generation: Generation, key: bytes) -> bool:
 
 
 def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, value: Callable[[int], Any]) -> list[Any]:
-    """Return the values that are not in the filters; runs in a thread while the next page is read."""
+    """Return the values that are not in the filters."""
     found = layout.contains_many(filters, page.keys)
     return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 

@@ -23,8 +23,6 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 WITHOUT_A_LIMIT = {
     ("door/page.py", "pool.submit(probe).result()"),
     ("rebuild/pages.py", "pending.result()"),
-    ("rebuild/verify.py", "pending.result()"),
-    ("filters/bulk.py", "other.result()"),
 }
 #: What may take long, and is done under no lock but one that is waited for with a limit.
 SLOW = {"open", "execute", "trip", "names", "create", "drop", "import_string", "sleep", "query", "connect", "stat"}
