@@ -20,7 +20,7 @@ from ...exceptions import StoreError
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.cuckoo_table import CODES, SLOTS, CuckooShape
 from ...filters.layout import Layout
-from .bits import GET, BitFields, Operation, encode, lost
+from .bits import GET, Operation, ShardCommands, encode, lost
 from .commands import Command, Part
 from .loading import journal_key
 
@@ -47,7 +47,7 @@ def with_script(command: Command) -> Command:
     return key, ("EVAL", script()[1], *rest)
 
 
-class Fingerprints:
+class Fingerprints(ShardCommands):
     """Commands that check, add and discard keys in the shards of a cuckoo filter.
 
     Raises :class:`StoreError` if a shard has more than :data:`MOST_BUCKETS`.
@@ -58,10 +58,8 @@ class Fingerprints:
         assert isinstance(shape, CuckooShape)
         if shape.buckets > MOST_BUCKETS:
             raise StoreError(f"{shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
+        super().__init__(layout, keys)
         self._shape = shape
-        self._keys = keys
-        self.fields = BitFields(layout, keys)
-        self._recent = layout.recent_positions
         # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
         self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")
         self._get = Operation(3, encode("GET", word))
@@ -85,7 +83,7 @@ class Fingerprints:
 
     def _check_command(self, shard: int, digests: Sequence[int]) -> Command:
         """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
-        shape, first, step = self._shape, self.fields.body_bit, self._word_bits
+        shape, first, step = self._shape, self.body_bit, self._word_bits
         slots: list[int] = []
         bits: list[int] = []
         for digest in digests:
@@ -96,14 +94,14 @@ class Fingerprints:
             start = first + 8 * shape.spill_offset
             bits += [start + position for position in shape.spill.positions(shape.twins(fingerprint, pair[0]))]
         words = GET.words * (len(slots) + len(bits))
-        return self.fields.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
+        return self.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
         return self._answers(shard, [digest], reply)[0]
 
     def _answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
-        self.fields.check_tags(shard, reply)
+        self.check_tags(shard, reply)
         count, each = len(digests) * self._words, len(self._shape.spill.sizes)
         read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
         slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{CODES[self._shape.bits]}", read), reply[2 + count :]
@@ -143,13 +141,13 @@ class Fingerprints:
 
         ``frame`` has the header and the trailer.
         """
-        key = self._keys[shard]
+        key = self.keys[shard]
         named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
         header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
         return Part([(key, (*named, bytes(header), bytes(trailer), known))], partial(self._check_replies, shard))
 
     def _changes(self, change: str, shard: int, digests: Sequence[int]) -> Part:
-        key, first = self._keys[shard], self.fields.body_bit
+        key, first = self.keys[shard], self.body_bit
         places = [
             (*self._shape.place(digest)[:2], *[first + position for position in self._recent(digest)])
             for digest in digests
@@ -164,4 +162,4 @@ class Fingerprints:
     def _check_replies(self, shard: int, replies: Sequence[Any]) -> None:
         """Raise :class:`CorruptFilter` if the script did not find the expected tags in the shard."""
         if -1 in replies:
-            raise lost(self._keys[shard])
+            raise lost(self.keys[shard])

@@ -17,7 +17,7 @@ from ...filters.layout import Layout
 from ..frames import FrameGeneration
 
 if TYPE_CHECKING:
-    from .bits import BitFields
+    from .bits import Bits
     from .cuckoo import Fingerprints
     from .store import RedisStore
 
@@ -69,36 +69,34 @@ def make(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequenc
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
 
 
-def join_bits(
-    store: RedisStore, fields: BitFields, keys: Sequence[str], frames: Sequence[Frame], identity: str
-) -> None:
-    """Transfer the bits of ``frames`` and OR them into the shards, which have the bits that other processes have set.
+def join_bits(store: RedisStore, kind: Bits, draft: Draft, identity: str) -> None:
+    """Transfer the bits of the draft and OR them into the shards, which have the bits that other processes have set.
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
     """
-    for shard, (key, frame) in enumerate(zip(keys, frames)):
+    for shard, (key, frame) in enumerate(zip(kind.keys, draft.frames)):
         gathered = gather(store, key, frame, identity)
         joined, removed, tags = store.load(
             [
                 (key, ("BITOP", "OR", key, key, gathered)),
                 (key, ("UNLINK", gathered)),
-                fields.command(shard),
+                kind.command(shard),
             ],
             identity,
         )
-        fields.check_tags(shard, tags)
+        kind.check_tags(shard, tags)
         if removed != 1:
             raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
         if joined != len(frame.buffer):
             raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
 
 
-def join_fingerprints(store: RedisStore, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str) -> None:
+def join_fingerprints(store: RedisStore, kind: Fingerprints, draft: Draft, identity: str) -> None:
     """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
 
     Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
     """
-    for shard, (key, frame) in enumerate(zip(keys, draft.frames)):
+    for shard, (key, frame) in enumerate(zip(kind.keys, draft.frames)):
         known = 1
         while True:
             entries = store.load([(key, ("LRANGE", journal_key(key), known, known + _ENTRIES - 1))], identity)[0]
