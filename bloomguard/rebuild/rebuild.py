@@ -187,7 +187,7 @@ class Rebuild:
         if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._seen, self._stored = seen, self.store.names(self.guard.name)
-        self._name = standby.new_name(secrets.token_hex(12), seen.here)
+        self._name = standby.prefix_of(seen.here) + secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         return self._generation
 

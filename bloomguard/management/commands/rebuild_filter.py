@@ -159,7 +159,7 @@ class Command(GuardsCommand):
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
                 if options["keep_standby"] and not table.current(report.guard).kept:
-                    why = "it had no filter, was disabled, or has a schema that was renamed"
+                    why = "it had no filter, was disabled, or has a scope"
                     self.write(f"{report.guard}: nothing is kept for a roll-back: {why}")
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
