@@ -16,9 +16,11 @@ from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
 from ...filters.layout import Layout
 from .commands import Command, Part
+from .loading import Draft, gather
 
 if TYPE_CHECKING:
     from ...filters.bulk import U64
+    from .store import RedisStore
 
 _BITS = 2_000  # bits that one command sets or reads
 _BIT_BYTES = 36  # bytes of a command for each bit that it sets
@@ -160,3 +162,18 @@ class Bits(ShardCommands):
 
         parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
         return Part([self.command(shard, _SET, part) for part in parts], check)
+
+    def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:
+        """Transfer the bits of the draft and OR them into the shards, where other processes have set bits meanwhile.
+
+        Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
+        """
+        for shard, (key, frame) in enumerate(zip(self.keys, draft.frames)):
+            gathered = gather(store, key, frame, identity)
+            words = ("BITOP", "OR", key, key, gathered), ("UNLINK", gathered)
+            joined, removed, tags = store.load([*((key, each) for each in words), self.command(shard)], identity)
+            self.check_tags(shard, tags)
+            if removed != 1:
+                raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
+            if joined != len(frame.buffer):
+                raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")

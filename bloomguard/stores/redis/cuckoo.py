@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
-from ...filters.codec import TRAILER_BYTES, Frame
+from ...filters.codec import TRAILER_BYTES
 from ...filters.cuckoo_table import CODES, SLOTS, CuckooShape
 from ...filters.layout import Layout
 from .bits import GET, Operation, ShardCommands, encode, lost
 from .commands import Command, Part
-from .loading import journal_key
+from .loading import Draft, gather, journal_key
 
 if TYPE_CHECKING:
     from ...filters.bulk import U64
+    from .store import RedisStore
 
+_ENTRIES = 10_000  # entries of a journal to read at once
 _CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
 #: Maximum per shard, so that the script's numbers (doubles) are exact.
@@ -135,16 +137,25 @@ class Fingerprints(ShardCommands):
         """Return the commands that discard each key of one shard once, and the function that checks their replies."""
         return self._changes("discard", shard, digests)
 
-    def join(self, shard: int, gathered: str, frame: Frame, known: int) -> Part:
-        """Return the command that adds a shard's journal entries after ``known`` to the body at the key ``gathered``
-        and replaces the shard with it, and the function that checks its replies.
+    def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:
+        """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
 
-        ``frame`` has the header and the trailer.
+        The script adds the entries that arrive after the last read. Raises :class:`CorruptFilter` if a shard is
+        missing, and :class:`StoreError`.
         """
-        key = self.keys[shard]
-        named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
-        header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
-        return Part([(key, (*named, bytes(header), bytes(trailer), known))], partial(self._check_replies, shard))
+        for shard, (key, frame) in enumerate(zip(self.keys, draft.frames)):
+            journal, known = journal_key(key), 1
+            while True:
+                (entries,) = store.load([(key, ("LRANGE", journal, known, known + _ENTRIES - 1))], identity)
+                draft.add_entries(shard, entries)
+                known += len(entries)
+                if len(entries) < _ENTRIES:
+                    break
+            gathered = gather(store, key, frame, identity)
+            header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
+            named = ("EVALSHA", script()[0], 3, key, journal, gathered, "join", *self._shared)
+            replies = store.load([(key, (*named, bytes(header), bytes(trailer), known))], identity)
+            self._check_replies(shard, replies)
 
     def _changes(self, change: str, shard: int, digests: Sequence[int]) -> Part:
         key, first = self.keys[shard], self.body_bit

@@ -15,7 +15,7 @@ from ..base import Generation
 from .bits import Bits
 from .commands import Command, Part
 from .cuckoo import Fingerprints
-from .loading import PIECE, Draft, join_bits, join_fingerprints
+from .loading import PIECE, Draft
 
 if TYPE_CHECKING:
     from ...filters.base import Keys, RowKeys
@@ -126,13 +126,9 @@ class RedisGeneration(Generation):
 
     def seal(self) -> None:
         """Transfer the draft to the server and merge it with the adds of other processes."""
-        if self._draft is None:
-            return
-        if isinstance(self._kind, Fingerprints):
-            join_fingerprints(self._store, self._kind, self._draft, self.identity)
-        else:
-            join_bits(self._store, self._kind, self._draft, self.identity)
-        self._draft = None
+        if self._draft is not None:
+            self._kind.seal(self._store, self._draft, self.identity)
+            self._draft = None
 
     # -- whole shards
 
