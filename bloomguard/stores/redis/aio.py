@@ -99,6 +99,8 @@ class AsyncLink:
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
         self._timeout = timeout
+        # Twice the sum of the limits of the connection, the login and the greeting, as Sentinels may be asked too.
+        self._longest_connect = 2 * (connect_timeout + 2 * timeout)
         self._connections = _PerLoop(partial(make_pool, **kwargs | {"redis_connect_func": self._connected}))
         self.server = server
 
@@ -156,13 +158,14 @@ class AsyncLink:
             return
         if (tls := getattr(connection, "ssl_context", None)) is not None:
             await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
-        with _StallDetector(self._timeout) as detector:
-            try:
-                await pool.ensure_connection(connection)
-            except redis.TimeoutError as error:
-                if detector.stalled:
-                    raise StoreUnavailable("the event loop was blocked while it connected") from error
-                raise
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._longest_connect
+        try:
+            await pool.ensure_connection(connection)
+        except redis.TimeoutError as error:
+            if loop.time() > deadline:
+                raise StoreUnavailable("the event loop was blocked while it connected") from error
+            raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
@@ -300,27 +303,3 @@ class _ReplyTimeout:
         self._timer.cancel()
         if self._expired and not isinstance(error, asyncio.CancelledError):
             raise redis.TimeoutError("no reply in time") from error
-
-
-class _StallDetector:
-    """Context manager whose ``stalled`` is set if the loop was blocked for ``seconds`` without a break."""
-
-    def __init__(self, seconds: float) -> None:
-        self._pause = seconds / 5
-        self._max_delay = seconds - self._pause
-        self._loop = asyncio.get_running_loop()
-        self.stalled = False
-
-    def __enter__(self) -> _StallDetector:
-        self._wait()
-        return self
-
-    def _wait(self) -> None:
-        self._timer = self._loop.call_later(self._pause, self._tick)
-
-    def _tick(self) -> None:
-        self.stalled = self.stalled or self._loop.time() - self._timer.when() >= self._max_delay
-        self._wait()
-
-    def __exit__(self, *exception: object) -> None:
-        self._timer.cancel()
