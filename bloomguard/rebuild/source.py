@@ -26,9 +26,8 @@ from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions, python_type_of
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
-from .pages import KeyPage
+from .pages import SCANS, KeyPage, Scan, binary_cursor, streamed, unbuffered_cursor
 from .proof import Proof
-from .scans import SCANS, Scan, binary_cursor, streamed, unbuffered_cursor
 
 #: A page takes some 40 ms and 1.6 MB. Below 100,000 rows the round trips begin to cost; larger pages gain nothing.
 PAGE_ROWS = 200_000

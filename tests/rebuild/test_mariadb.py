@@ -15,7 +15,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.filters.bulk import one_by_one
 from bloomguard.guards import Guard, registry
 from bloomguard.lookups import guarded_lookups
-from bloomguard.rebuild import Rebuild, locks, scans, verify
+from bloomguard.rebuild import Rebuild, locks, pages, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
@@ -268,7 +268,7 @@ def test_integers_are_fetched_a_few_at_a_time(monkeypatch):
     (page,) = Source(registry["product"]).pages()
 
     assert page.keys.tolist() == list(range(1, 10_001))
-    assert fetched == [scans._STREAMED] * 5 + [0]
+    assert fetched == [pages._STREAMED] * 5 + [0]
 
 
 def test_a_driver_without_such_a_cursor_is_read_by_the_orm(monkeypatch):

@@ -21,7 +21,7 @@ from django.test.utils import isolate_apps
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable, head_of, unwrapped
-from bloomguard.rebuild import Rebuild, scans
+from bloomguard.rebuild import Rebuild, pages
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.pages import KeyPage
 from bloomguard.rebuild.source import Source
@@ -701,7 +701,7 @@ def test_uuids_of_another_length_stop_the_scan(each_database):
     """The same for UUIDs."""
     for hexadecimal in ("123", "1234"):
         with pytest.raises(RebuildError, match="other values"):
-            scans._hexadecimal_uuids(hexadecimal, 1)
+            pages._hexadecimal_uuids(hexadecimal, 1)
 
 
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
