@@ -314,7 +314,7 @@ def test_ctrl_c_ends_it_cleanly(start):
     """Stopped in the middle it says so in one line, and nothing has changed."""
     before = states.table.current("product")
     child = start(
-        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._missing"
+        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._look_for"
     )
     assert child.stdout.readline() == "reached\n"
 
