@@ -267,10 +267,8 @@ class FileStore(Store):
 
     def _check_disk(self) -> list[CheckMessage]:
         kind = disk.filesystem_of(self.path)
-        place, option = (
-            f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}",
-            _option(self.alias),
-        )
+        place = f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}"
+        option = _option(self.alias)
         if kind in disk.NETWORK:
             problem = (
                 "if the network fails, a worker that reads a mapped file blocks or is killed, and other hosts do not "
