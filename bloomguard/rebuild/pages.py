@@ -1,7 +1,7 @@
 """Pages of keys that a scan reads, and adding them to a generation.
 
-The database aggregates a page into one value; from MySQL and MariaDB integers and texts are read row by row, as
-aggregating them takes MariaDB longer than sending them. A thread hashes one page while the next is read.
+The database aggregates a page into one value; from MySQL and MariaDB it is read row by row, as aggregating takes them
+longer than sending. A thread hashes one page while the next is read.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from ..stores import Generation
 if TYPE_CHECKING:
     from ..filters.base import Keys
 
-_CAUSE = "the column has other values too, or the server cut the page: then set max_allowed_packet to 1 MB or more"
-
 
 @dataclass(frozen=True)
 class Scan:
@@ -33,8 +31,7 @@ class Scan:
 
     ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, rows are fetched while the server sends them,
     and the value is the list of what ``pack(rows)`` made of a few at a time. ``unpack(value, rows)`` returns the keys,
-    and raises :class:`RebuildError` if some are missing. ``prefix`` is in front of the statement, and a page has at
-    most ``most_rows``.
+    and raises :class:`RebuildError` if some are missing.
 
     Pages are in the order of the keys, and ``last(value)`` returns the key after which the next page begins: to find
     the greatest one would take the database a tenth of the scan. Each database gathers in the order of the page; if it
@@ -45,8 +42,6 @@ class Scan:
     gather: str
     unpack: Callable[[Any, int], Any]
     last: Callable[[Any], Any] | None = None
-    prefix: str = ""
-    most_rows: int = 200_000
     pack: Callable[[Sequence[Any]], Any] = list
     by_pk: bool = False
 
@@ -103,12 +98,12 @@ def _packed_integers(rows: Sequence[Any]) -> Any:
     except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
         return np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
     except TypeError:  # NULL
-        raise RebuildError(f"a page holds other values than integers: {_CAUSE}") from None
+        raise RebuildError("a page holds other values than integers: the column has other values too") from None
 
 
 def _integers(numbers: Any, rows: int) -> Any:
     if len(numbers) != rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: {_CAUSE}")
+        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
     return numbers
 
 
@@ -130,12 +125,12 @@ def _last_integer(gathered: str) -> int:
     try:
         return int(gathered[gathered.rfind(",") + 1 :])
     except ValueError:
-        raise RebuildError(f"a page of integers ends otherwise: {_CAUSE}") from None
+        raise RebuildError("a page of integers ends otherwise: the column has other values too") from None
 
 
 def _uuids(data: bytes, rows: int) -> bytes:
     if len(data) != 16 * rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: {_CAUSE}")
+        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
     return data
 
 
@@ -155,18 +150,11 @@ def _last_stored(gathered: str) -> str:
 #: What is between two texts of a page, and stands for NULL. A page with more of them, and so with more texts than rows,
 #: is read by rows.
 _SEPARATOR = "\x01"
-#: Rows of a page of texts, which may be long.
-_TEXT_ROWS = 50_000
 
 
 def _texts(gathered: str, rows: int) -> list[bytes]:
     return gathered.encode().split(_SEPARATOR.encode())
 
-
-#: MariaDB cuts a text that is longer than this setting, or than ``max_allowed_packet``, with no more than a warning. So
-#: the pages are small: what was cut holds fewer keys than rows.
-_MOST_BYTES = 1 << 20
-_WHOLE = f"SET STATEMENT group_concat_max_len = {_MOST_BYTES} FOR "
 
 SCANS = {
     ("postgresql", "integer"): Scan(
@@ -174,38 +162,26 @@ SCANS = {
         _binary_integers,
         lambda gathered: int.from_bytes(gathered[-8:], "big", signed=True),
     ),
+    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
+    ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
     ("postgresql", "uuid"): Scan(
         "string_agg(uuid_send(bloomguard_key), ''::bytea)",
         lambda gathered, rows: _uuids(bytes(gathered), rows),
         lambda gathered: uuid.UUID(bytes=bytes(gathered[-16:])),
     ),
-    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, ' ')", _hexadecimal_uuids, _last_stored),
-    ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
-    ("postgresql", "text"): Scan(
-        "string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
-    ),
-    ("sqlite", "text"): Scan(
-        "group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, most_rows=_TEXT_ROWS, by_pk=True
-    ),
     ("mysql", "uuid"): Scan(
         "",
         lambda packed, rows: _hexadecimal_uuids(" ".join(packed), rows),
         pack=lambda rows: " ".join(text or "" for (text,) in rows),
     ),
+    ("postgresql", "text"): Scan("string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, by_pk=True),
+    ("sqlite", "text"): Scan("group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, by_pk=True),
     ("mysql", "text"): Scan(
         "",
         lambda packed, rows: list(chain.from_iterable(packed)),
-        most_rows=_TEXT_ROWS,
         pack=lambda rows: [text.encode() for text, _ in rows if type(text) is str],
         by_pk=True,
-    ),
-    ("mariadb", "uuid"): Scan(
-        "group_concat(bloomguard_key SEPARATOR ' ')",
-        _hexadecimal_uuids,
-        _last_stored,
-        prefix=_WHOLE,
-        most_rows=_MOST_BYTES // (len(str(uuid.UUID(int=0))) + 1),
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import uuid
 from contextlib import closing, suppress
@@ -203,33 +202,6 @@ def test_a_uuid_that_is_none_stops_the_scan(odd):
     finally:
         execute("DELETE FROM shop_order")
         execute("ALTER TABLE shop_order MODIFY id char(32) NOT NULL, ADD PRIMARY KEY (id)")
-
-
-@mariadb_only
-def test_a_page_that_the_server_cuts_stops_the_scan():
-    """MariaDB cuts what is longer than ``max_allowed_packet``, with a warning: behind a key or within one."""
-    Order.objects.bulk_create([Order(), Order()])
-    source = Source(registry["order"])
-    for most_bytes in range(4, 74):
-        scan = dataclasses.replace(source._scan(), prefix=f"SET STATEMENT group_concat_max_len = {most_bytes} FOR ")
-        (page,) = source._gathered(scan)
-        if most_bytes < 73:
-            with pytest.raises(RebuildError, match="max_allowed_packet"):
-                page.keys  # noqa: B018
-    assert len(page.keys) == 32
-
-
-def test_a_session_with_short_pages_is_read_whole():
-    """A project may have set ``group_concat_max_len``, and finds it as it was."""
-    Order.objects.bulk_create(Order() for _ in range(300))
-    execute("SET SESSION group_concat_max_len = 4")
-    try:
-        assert [len(page.keys) for page in Source(registry["order"]).pages()] == [300 * 16]
-        with connections["mariadb"].cursor() as cursor:
-            cursor.execute("SELECT @@group_concat_max_len")
-            assert cursor.fetchone() == (4,)
-    finally:
-        execute("SET SESSION group_concat_max_len = DEFAULT")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OperationalError])
