@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from django.db import DataError, connections, models
+from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.models import ExpressionWrapper, F, Max, Min
 
@@ -32,8 +32,7 @@ from .proof import Proof
 PAGE_ROWS = 200_000
 #: The page size for texts, and for rows that are fetched one by one, as Python objects.
 _CHUNK_ROWS = 50_000
-#: Fields of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5. Only
-#: SQLite takes longer ones.
+#: Fields of texts of up to so many characters are gathered: a page has at most 51 MB, and hardly ever more than 5.
 _MOST_CHARACTERS = 255
 #: A table with fewer rows than this, by the planner's statistics, is counted: that takes no time.
 _COUNT_BELOW = 200_000
@@ -300,13 +299,7 @@ class Source:
         while True:
             page = ordered if last is None else ordered.filter(**{f"{order}__gt": last})
             sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
-            try:
-                gathered, rows, end = self._fetch(scan, sql, parameters)
-            except DataError:
-                if not scan.by_pk:
-                    raise
-                yield from self._from_rows(last)  # SQLite takes longer texts than the field, but no page of over 1 GB
-                return
+            gathered, rows, end = self._fetch(scan, sql, parameters)
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.unpack(gathered, rows)
                 if len(keys) != rows or (rows == size and (type(end) is not int or self._has_several(end))):
