@@ -24,7 +24,7 @@ from .commands import Command, RoundTrip, Server, ServerId, check_replies, conne
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
 
-#: Maximum per loop and server: more are not faster, and many requests must not open as many connections.
+#: Maximum per loop: more are not faster, and many requests must not open as many connections.
 _MAX_CONNECTIONS = 16
 #: Extra seconds after a timeout, in which a loop that was blocked can read a reply that has arrived meanwhile.
 _GRACE = 0.001
