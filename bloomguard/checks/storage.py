@@ -97,8 +97,9 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
             yield from _filter(guard, rows.get(guard.name))
     except DatabaseError as error:
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        reason = str(error).strip().partition("\n")[0]  # PostgreSQL's next lines quote the statement
         yield Warning(
-            f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
+            f"the state rows cannot be read from the database {alias!r}: {reason}.",
             hint=f"Run manage.py migrate bloomguard{where} if you have not, {_GRANT}, and let the alias lead to a "
             "primary that takes writes. Until then every request passes, and saves of guarded rows may be refused.",
             id="bloomguard.W034",

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
+from ..state.table import table
 
 #: Sleeps and dates overflow long after this.
 _TEN_YEARS = 3650 * 86400
@@ -116,6 +117,12 @@ class UrlsCommand(_Command):
     def run(self, options: dict[str, Any]) -> None:
         """Do the work."""
         raise NotImplementedError
+
+
+def refuse_unmigrated() -> None:
+    """Raise :class:`CommandError` if the database has no state rows. Raises :class:`DatabaseError`."""
+    if missing := table.missing():
+        raise CommandError(missing)
 
 
 @contextmanager

@@ -314,6 +314,8 @@ def _look_at(guard: Guard) -> dict[str, Any]:
         store, configured = type(active.store), conf.settings.stores.get(guard.store, {})
         seen["backend"] = configured.get("BACKEND") or f"{store.__module__}.{store.__name__}"
         seen["identity"] = active.store.identity
+        if missing := active.table.missing():
+            return seen | {"fault": missing}
         row = active.table.row(guard.name)
         if row is None:
             return seen | {"fault": "there is no state row"}

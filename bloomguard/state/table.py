@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from django.db import DatabaseError, IntegrityError, OperationalError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, IntegrityError, OperationalError, connections
 from django.utils import timezone
 from django.utils.text import Truncator
 
@@ -216,6 +216,13 @@ class StateTable:
         self.overdue.clear()
         self._failed_at = float("-inf")
         self.connection.close()
+
+    def missing(self) -> str:
+        """Return that the table does not exist, and the cure; else an empty text. Raises :class:`DatabaseError`."""
+        alias, name = self.connection.alias, GuardState._meta.db_table
+        where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        cure = f"the database {alias!r} has no table {name} yet: run manage.py migrate bloomguard{where}"
+        return "" if self.connection.has_table(name) else cure
 
     def holds(self, using: str) -> bool:
         """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS
 
 from ...exceptions import BuilderBusy, RebuildError
 from ...guards import Guard
@@ -17,7 +16,7 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, failure
 from ...state.table import table
-from .. import GuardsCommand, counted, named, seconds, size_in_words
+from .. import GuardsCommand, counted, named, refuse_unmigrated, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -70,7 +69,7 @@ class Command(GuardsCommand):
         if options["roll_back"] and not options["names"]:
             raise CommandError("--roll-back returns to the previous filters: name the guards")
         if not options["dry_run"]:
-            _refuse_unmigrated()
+            refuse_unmigrated()
         modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
         do = next((mode for name, mode in modes.items() if options[name]), self._build)
         figures = do(guards, options)
@@ -179,13 +178,3 @@ class Command(GuardsCommand):
                 "the rows that it writes, so they are answered 404: if one still runs, stop it and rebuild",
                 self.style.WARNING,
             )
-
-
-def _refuse_unmigrated() -> None:
-    connection = table.connection
-    if not connection.has_table(GuardState._meta.db_table):
-        where = "" if connection.alias == DEFAULT_DB_ALIAS else f" --database {connection.alias}"
-        raise CommandError(
-            f"the database {connection.alias!r} has no table {GuardState._meta.db_table} yet: "
-            f"run manage.py migrate bloomguard{where}"
-        )
