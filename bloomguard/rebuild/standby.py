@@ -43,7 +43,10 @@ def prefix_of(here: str) -> str:
 
 
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
-    """Remove the generations in ``there`` that the state row does not name and that were built from this database."""
+    """Remove the generations in ``there`` that the state row does not name and that were built from this database.
+
+    Another site may answer from those that were built from another database: a rebuild warns of them when it begins.
+    """
     unnamed = [name for name in there if name not in state.generations]
     foreign = [name for name in unnamed if not name.startswith(prefix_of(state.here))]
     for name in unnamed:
@@ -52,7 +55,7 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
                 guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
                 log_not_removed(guard, error)
-    if foreign:
+    if state.building and foreign:
         logger.warning(
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
             "store each need their own prefix or path; after a failover or a restore these filters can be deleted",
