@@ -42,10 +42,10 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     shown = pattern.shown
     if shown is None:
         raise NotFound("its view is not a generic view of one object")
-    if not issubclass(shown.cls, SingleObjectMixin):
-        raise NotFound("REST framework renders its own 404")
     if not issubclass(concrete(shown.model), concrete(guard.model)):
         raise NotFound(f"its view shows one {shown.model._meta.label}")
+    if not issubclass(shown.cls, SingleObjectMixin):
+        raise NotFound("REST framework renders its own 404")
     *_, view = layers(pattern.callback)
     if not is_class_based(view):
         raise NotFound("its view is not made by as_view()")
