@@ -18,6 +18,7 @@ from ..routes.openness import (
     guards_number,
     guards_place,
     is_admin,
+    is_rest_framework,
     may_skip_views,
     middleware_classes,
     view_class_of,
@@ -88,10 +89,11 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
             )
         # `@guarded` already answers for its view.
         if closed and guard.public is None and getattr(routes[0].pattern.callback, "guarded_by", "") != name:
+            cure = "if an early 404 reveals no more than the view does, set public = True on the guard; else "
+            cure = "" if is_rest_framework(routes[0].pattern.callback) else cure
             yield Info(
                 f"the guard {name!r} does not answer for {where} before its view runs: {closed}.",
-                hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
-                "public = True on the guard; else remove the route from routes.",
+                hint=f"It answers at the view's own query; {cure}remove the route from routes.",
                 obj=guard.model,
                 id="bloomguard.I015",
             )
