@@ -188,14 +188,14 @@ def _wait(tables: Collection[str], waited: float, step: float, sleep: Callable[[
     names = ", ".join(sorted(tables))
     if waited >= MAX_WAIT_SECONDS:
         raise RebuildError(
-            f"a transaction that wrote {names} has been open for {MAX_WAIT_SECONDS / 3600:g} hours; end it, then run "
+            f"a transaction that wrote {names} has been open for {MAX_WAIT_SECONDS:,.0f} s; end it, then run "
             "rebuild_filter again"
         )
     if waited < _SILENT_SECONDS <= waited + step:
         logger.warning(
-            "bloomguard: the rebuild waits for an open transaction that wrote %s, for %g hours at most: see %s",
+            "bloomguard: the rebuild waits for an open transaction that wrote %s, for %d s at most: see %s",
             names,
-            MAX_WAIT_SECONDS / 3600,
+            MAX_WAIT_SECONDS,
             f"{PAGES}troubleshooting.md#rebuild_filter-fails",
         )
     sleep(_POLL_SECONDS)
