@@ -34,6 +34,8 @@ EXPIRY_SECONDS = 2 * LEASE_SECONDS
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL, EXISTS (SELECT FROM pg_class WHERE relname = %s)"
 #: MySQL's and MariaDB's error number for a table that is not there.
 _NO_TABLE = (1146,)
+#: SQLite's words for a lock in a database in memory, which this process holds itself.
+_LOCKED_HERE = ("schema is locked", "table is locked")
 #: Seconds to wait for another thread or task of this process that reads the rows.
 RENEWAL_PATIENCE = 0.25
 
@@ -121,7 +123,7 @@ class StateTable:
                     now = self.clock()
                 self._keep(Copy(now, self._read()))
             except Exception as error:  # also of a router, or of a backend that looks up a password
-                if self._failed_at == float("-inf"):
+                if self._failed_at == float("-inf") and not any(words in str(error) for words in _LOCKED_HERE):
                     logger.warning(
                         "bloomguard cannot read its state rows, so all guards pass every request: %s",
                         error,
