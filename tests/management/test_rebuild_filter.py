@@ -243,11 +243,12 @@ def test_one_that_fails_does_not_hide_the_others(monkeypatch):
     assert failed == {"name": "order", "error": str(raised.value)}
 
 
+@pytest.mark.parametrize("mistake", ["store", "lookup"])
 @pytest.mark.parametrize("option", ["", "--dry-run", "--if-needed"])
-def test_a_guard_with_a_mistake_stops_no_other(option):
+def test_a_guard_with_a_mistake_stops_no_other(option, mistake):
     """By cron too: the message names the guard, and the others are built."""
     error = pytest.raises(CommandError, match=r"^astray: .*nowhere")
-    with registered(Place, name="astray", store="nowhere"), error as raised:
+    with registered(Place, name="astray", **{mistake: "nowhere"}), error as raised:
         run(*filter(None, [option]))
 
     assert raised.value.returncode == 1

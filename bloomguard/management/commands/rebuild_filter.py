@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...exceptions import BuilderBusy, RebuildError
+from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
@@ -171,7 +171,11 @@ class Command(GuardsCommand):
         """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
         published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
         built = set(published.values_list("name", flat=True))
-        first = [guard.name for guard in guards if guard.name not in built and not guard._runtime.is_shadow]
+        first = []
+        for guard in guards:
+            with suppress(ConfigurationError):  # its own rebuild reports it
+                if guard.name not in built and not guard._runtime.is_shadow:
+                    first.append(guard.name)
         if first:
             self.stderr.write(
                 f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
