@@ -32,7 +32,7 @@ from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted, is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
-from . import discards, fencing
+from . import discards
 from .consequences import current_cache, may_be_rewritten
 from .discards import Before
 from .introspection import asking
@@ -209,7 +209,7 @@ def more_to_return(
     for tracked in tables:
         fields = (tracked.primary_key if tracked in counting else tracked.fields) or ()
         missing = [field for field in fields if field not in asked and field not in more]
-        if not missing or fencing.has_nothing_to_add_to(tracked.guard):
+        if not missing:
             continue
         # The instance does not show whether its row existed before.
         upserts = tracked in counting and compiler.query.on_conflict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,19 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add_all, all_idle, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
+from .statements import (
+    Execute,
+    add_all,
+    add_if_late,
+    fence_all,
+    lock_alive,
+    run,
+    run_idle,
+    running,
+    sent_by,
+    split_idle,
+    wrap,
+)
 from .tables import TrackedTable, folded, tracked_tables
 
 
@@ -36,10 +48,10 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = all_idle(touched, compiler.using)
-    if idle is not None:
-        return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
-    return _update_and_add(compiler, touched, result_type)
+    used, unused, idle = split_idle(touched, compiler.using)
+    if not used:
+        return run_idle(execute, compiler, (result_type,), unused, idle, _unknown)
+    return _update_and_add(compiler, used, result_type, partial(add_if_late, unused, idle, compiler.using, _unknown))
 
 
 def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
@@ -48,9 +60,9 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    idle = all_idle(touched, using)
-    if idle is not None:
-        return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
+    touched, unused, idle = split_idle(touched, using)
+    if not touched:
+        return run_idle(execute, compiler, (returning_fields,), unused, idle, _unknown)
     counting = discards.counting(touched, using)
     with together(connection):
         before = lock_alive(compiler, counting, discards.lock)
@@ -60,10 +72,11 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         returned = [*returning_fields, *more]
         rows = run(execute, compiler, returned)
         add_all(touched, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+        add_if_late(unused, idle, using, _unknown)
     return [row[: len(returning_fields)] for row in rows]
 
 
-def _unknown(tracked: TrackedTable, result: Any) -> None:
+def _unknown(tracked: TrackedTable, result: Any = None) -> None:
     """Return ``None``: the UPDATE of an idle guard was sent unchanged, so the rows that it changed are not known."""
 
 
@@ -92,9 +105,7 @@ def _written_columns(compiler: Any) -> set[str]:
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
-    """Return the fields that guards in use need: of a guard that is not, a column may not be in the table yet."""
-    used = [tracked for tracked in tables if tracked in before or not fencing.has_nothing_to_add_to(tracked.guard)]
-    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in used]
+    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in tables]
     return list(dict.fromkeys(field for some in fields for field in some or ()))
 
 
@@ -107,8 +118,10 @@ def _updated(
     return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
-def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
-    """Do what the compiler's own method does, and add the keys of the rows that it changed.
+def _update_and_add(
+    compiler: Any, tables: Sequence[TrackedTable], result_type: Any, catch_up: Callable[[], None]
+) -> int:
+    """Do what the compiler's own method does, and add the keys of the rows that it changed; then call ``catch_up``.
 
     ``RETURNING`` lists those rows. Without it the rows are locked before the UPDATE and looked up after it.
     """
@@ -120,6 +133,7 @@ def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: 
     if sql:
         with together(compiler.connection):
             changed = _send(compiler, tables, sql, parameters)
+            catch_up()
     # As in Django, the parents' tables come next; under autocommit each has a transaction of its own.
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
