@@ -161,7 +161,7 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
     collation = getattr(target, "db_collation", None)
     alias = alias_of(guard)
     vendor = connections[alias].vendor if alias else _ASKED[0]  # without a database, nothing is known of its columns
-    if collation and collation not in EXACT_COLLATIONS:
+    if collation and collation not in EXACT_COLLATIONS and vendor != "postgresql":  # its catalogue says which are exact
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
         yield warn(guard, "bloomguard.W106", text, CURE)
     elif vendor not in _ASKED and kind_of(field) == "text":

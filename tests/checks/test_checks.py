@@ -161,6 +161,14 @@ def test_a_collation_that_compares_bytes_is_fine(only):
     assert messages() == []
 
 
+def test_a_collation_of_postgresql_is_looked_up_there(only):
+    """By nearly all of them, such as "C", only equal texts are equal; a rebuild refuses the others."""
+    only(slug_with(db_collation="C"), lookup="slug")
+
+    with database.on("postgresql"):
+        assert messages() == []
+
+
 def test_a_database_that_compares_without_case_needs_a_normaliser(only, monkeypatch):
     """Of a database whose columns are not read text needs a normaliser."""
     from django.db import connection
