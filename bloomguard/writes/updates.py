@@ -279,8 +279,9 @@ def _matches_nothing(compiler: Any) -> bool:
 # others if that depends on anything but locked rows and constants: on chance, the time, or the rows of a subquery. So
 # each part has to be in a list of those that are known.
 
-#: Compared by their exact class, as a subclass may mean something else. Each ``Transform`` of Django depends on its
-#: arguments alone too.
+#: Of these modules of Django each function depends on its arguments alone, as each ``Transform`` of Django does.
+_PURE = {"django.db.models.functions.comparison", "django.db.models.functions.text"}
+#: Compared by their exact class, as a subclass may mean something else.
 _EXPRESSIONS = """
     Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
     TemporalSubtraction Value When
@@ -301,4 +302,6 @@ def _is_known(part: Any) -> bool:
     if getattr(part, "extra", None):
         return False  # such as the name of another function, or a template
     kind = type(part)
-    return kind in _KNOWN or (issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models."))
+    if kind in _KNOWN or kind.__module__ in _PURE:
+        return True
+    return issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models.")
