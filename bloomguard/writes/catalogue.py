@@ -60,6 +60,12 @@ class Catalogue:
             found.update((effect, is_active) for effect in shown)
         return frozenset(found)
 
+    def calls(self, effect: Effect) -> bool:
+        """Whether ``effect``, as a read has it, calls a function of the database's own, whatever that does."""
+        if effect.verb == "field":
+            return bool(self.of_rows) if effect == ANY_FIELD else effect.name in self.of_rows
+        return effect.name in self.functions
+
     def _next(self, effect: Effect) -> Iterator[tuple[Effect, bool]]:
         if effect.verb == "field":
             for name in self.of_rows if effect == ANY_FIELD else self.of_rows & {effect.name}:

@@ -108,6 +108,8 @@ class DatabaseCache:
         self._usual = {} if vendor == "mysql" else {"BEGIN": ""}
         self.texts: dict[str, str] = dict(self._usual)
         self.catalogue: Catalogue | None = None
+        #: What a connection has read while the transaction of another one changes definitions, which it does not see.
+        self.beside: Catalogue | None = None
         #: Held while one thread loads the catalogue. A child that is forked meanwhile waits once for the time limit.
         self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
@@ -219,8 +221,11 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     effects = remade.kept(effects, connection)
+    is_read, beside = all(effect.verb in ("known", "field") for effect in effects), cache.beside
+    if is_read and beside is not None and not (TransactionObserver.of(connection) or any(map(beside.calls, effects))):
+        return {}  # but what a function of the database's own does may change with the next COMMIT
     catalogue = _catalogue(cache, connection)
-    if catalogue is None and all(effect.verb in ("known", "field") for effect in effects):
+    if catalogue is None and is_read:
         return {}  # the catalogue may be locked for a moment, and is looked at again by the next read
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
@@ -301,8 +306,11 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         known = observer.catalogue if observer is not None else None
         if known is None or known[0] is not cache:
             known = cache, _load(cache, connection)
-            if observer is not None and known[1] is not None and known[1].is_complete:
-                observer.catalogue = known
+            if known[1] is not None and known[1].is_complete:
+                if observer is not None:
+                    observer.catalogue = known
+                else:
+                    cache.beside = known[1]
         return known[1]
     is_mine = cache.loading.acquire(timeout=LOAD_PATIENCE)
     try:

@@ -431,6 +431,37 @@ def test_a_transaction_with_definitions_loads_the_catalogue_once_after_them(buil
 
 
 @on_postgresql
+def test_the_reads_of_other_threads_load_the_catalogue_once_beside_a_definition(built, monkeypatch):
+    """As while a long report has a temporary table; but each read that calls a function of the database's own does."""
+    execute("CREATE FUNCTION raw_reads() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    execute("CREATE FUNCTION raw_other() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    load = mock.Mock(side_effect=consequences.load)
+    monkeypatch.setattr(consequences, "load", load)
+
+    def read():
+        for count in (1, 1, 1):
+            assert Article.objects.count() == count
+        found.append(load.call_count)
+        execute("SELECT raw_reads()")
+        execute("SELECT raw_other()")
+        found.append(load.call_count)
+        connections.close_all()
+
+    found = []
+    try:
+        with transaction.atomic(using="postgresql"):
+            execute("CREATE TEMPORARY TABLE raw_new (id integer)")
+            execute("DROP FUNCTION raw_other")
+            Article.objects.count()  # by a catalogue without that function, which others still have
+            load.reset_mock()
+            in_thread(read)
+            transaction.set_rollback(True, using="postgresql")
+    finally:
+        execute("DROP FUNCTION raw_reads, raw_other")
+    assert found == [1, 3]
+
+
+@on_postgresql
 def test_a_definition_that_is_undone_is_followed_as_it_was(built, clock):
     """A rule that is dropped in a savepoint holds again after the rollback."""
     execute(MAKING["postgresql"])
