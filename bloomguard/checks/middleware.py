@@ -64,7 +64,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
     if silent:
-        text = f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request, but at a door."
+        text = f"MIDDLEWARE has no BloomGuardMiddleware, so only a door answers for the guards {names}."
         hint = f"Add {_PATH!r} at the end, or put @guarded on the views."
         yield Warning(text, hint=hint, id="bloomguard.W013")
 

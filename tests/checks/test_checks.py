@@ -446,7 +446,7 @@ def test_guards_that_nobody_asks(only, settings):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W013"
-    assert "so the guards 'mine' protect no request" in message
+    assert "only a door answers for the guards 'mine'" in message
     assert GUARD in hint
 
 
