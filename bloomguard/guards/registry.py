@@ -94,8 +94,10 @@ class Registry:
         try:
             return self._guards[name]
         except KeyError:
-            nearest = sorted(get_close_matches(name, self._guards, _MANY, 0.0))
-            known = ", ".join(nearest) or "none: an app's guards.py registers them"
+            names = sorted(self._guards)
+            if len(names) > _MANY:
+                names = sorted(get_close_matches(name, names, _MANY, 0.0))
+            known = ", ".join(names) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
     def get(self, name: str) -> Guard | None:
