@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -125,7 +125,7 @@ class DatabaseCache:
 
     def are_idle(self, connection: Any, *, may_read: bool = True) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
-        with fencing.writing(self.guards[0], connection.alias):
+        with fencing.writing(self.guards[0], connection.alias) if may_read else nullcontext():
             rows = states.table.leased_rows()
             if rows is None and may_read:
                 states.table.renew()
