@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from django.db import DatabaseError, InterfaceError, connections
 
+from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import may_be_one_database, schemas
 from ..guards.scopes import DATABASE
@@ -19,6 +20,7 @@ from ..models import GuardState
 from ..process import own_lock
 from ..state import table as states
 from ..state.row import FENCED
+from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
@@ -125,15 +127,15 @@ class DatabaseCache:
 
     def are_idle(self, connection: Any, *, may_read: bool = True) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
+        try:  # no call for each guard: a site may have hundreds. In a test some have a table of their own.
+            tables = [guard._runtime.active_filter.table for guard in self.guards]
+        except ConfigurationError:
+            tables = list(map(fencing.table_of, self.guards))
         with fencing.writing(self.guards[0], connection.alias) if may_read else nullcontext():
-            rows = states.table.leased_rows()
-            if rows is None and may_read:
-                states.table.renew()
-                rows = states.table.leased_rows()
-        if rows is None:
+            rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
+        if None in rows.values():
             return False
-        # No call for each guard: a site may have hundreds.
-        known = [rows[guard.name] for guard in self.guards if guard.name in rows]
+        known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
         return not any(row.status == FENCED or row.generations for row in known)
 
     def follow(self) -> bool:
@@ -181,6 +183,15 @@ class DatabaseCache:
             if len(self.texts) >= _MOST_TEXTS:
                 self.texts = dict(self._usual)
             self.texts[sql] = own
+
+
+def _leased(table: StateTable, *, may_read: bool) -> Any:
+    """Return the state rows while the lease on them is valid, else ``None``."""
+    rows = table.leased_rows()
+    if rows is None and may_read:
+        table.renew()
+        rows = table.leased_rows()
+    return rows
 
 
 class Cause(NamedTuple):
