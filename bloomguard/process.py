@@ -106,5 +106,5 @@ class LogOnce:
         self._logged.clear()
 
 
-#: For all messages of requests.
+#: For all messages that may come with each request.
 log_once = LogOnce()
