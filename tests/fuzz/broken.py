@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -46,11 +45,13 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
-    def now(discard: Callable[..., None], *given: Any) -> Callable[[], None]:
-        discard(*given)
-        return lambda: None
+    class Now(discards.PendingDelete):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self.finish()
+            self.void = True
 
-    with mock.patch.object(discards, "partial", now):
+    with mock.patch.object(discards, "PendingDelete", Now):
         yield
 
 
@@ -72,7 +73,7 @@ def adds_on_commit() -> Iterator[None]:
 @contextmanager
 def heeds_no_savepoint() -> Iterator[None]:
     """Who goes back to a savepoint by hand has undone a DELETE."""
-    with mock.patch.object(observer, "_CONTROL", re.compile("(?!)")):
+    with mock.patch.object(observer.TransactionObserver, "_follow", return_value=None):
         yield
 
 
@@ -128,7 +129,7 @@ def fences_after_the_commit() -> Iterator[None]:
     """Raw SQL is seen, and nobody waits until all processes know."""
     with (
         mock.patch.object(state.StateTable, "fence", return_value=None),
-        mock.patch.object(fencing, "_fence_within", return_value=[]),
+        mock.patch.object(fencing, "_fence_within", return_value=None),
     ):
         yield
 
