@@ -92,8 +92,9 @@ def haste(lease: float = LEASE) -> None:
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, state_rows
 
-    for module in (state, active_filter, verify):
+    for module in (state, active_filter, verify, fencing):
         module.LEASE_SECONDS = lease
+    fencing.IDLE_SECONDS = 1.5 * lease
     for module in (state, rebuild, standby, fencing, state_rows):
         module.EXPIRY_SECONDS = 2 * lease
 
