@@ -102,13 +102,14 @@ def haste(lease: float = LEASE) -> None:
 # -- traps
 
 
-def die(name: str) -> None:
+def die(member: int, name: str) -> None:
     shared.trapped(name, 1)
+    shared.out(member)  # the director may be in a failover, and see this death a second later
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def set_trap(name: str, hits: int) -> None:
-    """Make this process kill itself in the middle of the ``hits``-th of what ``name`` says."""
+def set_trap(member: int, name: str, hits: int) -> None:
+    """Make this process, which is ``member``, kill itself in the middle of the ``hits``-th of what ``name`` says."""
     from bloomguard.filters.codec import Frame
     from bloomguard.state.table import StateTable
     from bloomguard.stores.memory import FrameGeneration
@@ -128,14 +129,14 @@ def set_trap(name: str, hits: int) -> None:
 
         def cut() -> Iterator[tuple[int, bytes]]:
             yield from steps[: len(steps) // 2]
-            die(name)
+            die(member, name)
 
         write(self, cut() if long_enough and due() else steps)
 
     def adding(self: Any, positions: Any) -> None:
         def cut() -> Iterator[int]:
             yield from positions[: len(positions) // 2]
-            die("add")
+            die(member, "add")
 
         add_bits(self, cut() if due() else positions)
 
@@ -144,22 +145,22 @@ def set_trap(name: str, hits: int) -> None:
             self._start()
             for position in positions[: len(positions) // 2]:
                 self._data[position >> 3] |= 128 >> (position & 7)
-            die("add")
+            die(member, "add")
         write_bits(self, positions)
 
     def swapping(self: Any, seen: Any, **changes: Any) -> Any:
         mine = due()
         if mine and random.random() < 0.5:
-            die(name)
+            die(member, name)
         after = swap(self, seen, **changes)
         if mine:
-            die(name)
+            die(member, name)
         return after
 
     def flushing(self: Any) -> None:
         seal(self)
         if due():
-            die(name)  # what is mapped has not been written to the disk, or half of it has
+            die(member, name)  # what is mapped has not been written to the disk, or half of it has
 
     if name == "kick":
         Frame.write = writing
@@ -276,15 +277,17 @@ def fork(member: int, share_written: float, hits: int = 0) -> int:
         sleep = state.table.sleep
 
         def outside(seconds: float) -> None:
+            inside = shared.get(member, "since")
             shared.out(member)  # readers are given their time: nobody is stuck
             sleep(seconds)
-            shared.set(member, "since", time.monotonic())
+            if inside:
+                shared.set(member, "since", time.monotonic())
 
         state.table.sleep = outside
         builder = member == WRITERS
         if hits and random.random() < (0.9 if builder else 0.5):
             name = random.choice(("swap", "flush") if builder else ("add", "kick"))
-            set_trap(name, random.randrange(1, 6 if builder else hits))
+            set_trap(member, name, random.randrange(1, 6 if builder else hits))
         if builder:
             build(member)
         else:
@@ -327,10 +330,11 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
             worst = max(worst, now - since if since else 0.0)
         if now > next_kill and kills < wanted["kills"] and shared.total("absents"):  # all is well before the first
             next_kill = now + random.uniform(0.5, 1.5) * pause
-            os.kill(
-                random.choice([pid for pid in crew for _ in range(1 if crew[pid] == WRITERS else 2)]), signal.SIGKILL
-            )
-        pid, status = os.waitpid(-1, os.WNOHANG)
+            victim = random.choice([pid for pid in crew for _ in range(1 if crew[pid] == WRITERS else 2)])
+            os.kill(victim, signal.SIGKILL)
+            pid, status = os.waitpid(victim, 0)  # at once: a death that waits for a failover's end looks like a long call
+        else:
+            pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
             if os.WTERMSIG(status) != signal.SIGKILL:
                 raise RuntimeError(f"a member of the crew ended by itself: {status}")
