@@ -17,7 +17,7 @@ from .guards.counters import ablocked, blocked
 from .guards.fields import may_raise
 from .guards.keys import unwrapped
 from .lookups.context import PROBE, LookupContext, contexts
-from .process import LogOnce
+from .process import log_once
 from .routes.table import kwargs_of_view
 from .verdicts import Decision, Verdict
 
@@ -41,7 +41,6 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     Raises :class:`ConfigurationError` at once if the view has no argument ``arg``. An error that occurs only when the
     view is called, such as a guard that does not exist, is logged once, and requests pass.
     """
-    log = LogOnce()
 
     def decorate(view: View) -> View:
         if arg is not None:
@@ -72,7 +71,7 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
                     context = LookupContext(getattr(request, "_request", request), known)
                 return context, guard, value
             except Exception as error:
-                log.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
+                log_once.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
                 return None
 
         def is_missing(context: LookupContext, guard: Guard, value: Any, decision: Decision, captured: Any) -> bool:

@@ -27,7 +27,7 @@ from math import ceil
 from .exceptions import BloomGuardError
 from .guards import Guard, registry
 from .guards.counters import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS, counts
-from .process import LogOnce, after_fork
+from .process import after_fork, log_once
 from .state.table import table
 from .stores import Store, stores
 from .stores.pages import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
@@ -175,7 +175,6 @@ class Flusher:
         self.clock = clock
         #: Called with the new counts of each flush, even if no store can be written.
         self.listeners: list[Callable[[News], None]] = []
-        self._log = LogOnce()
         self._begin()
         after_fork(self._begin)
 
@@ -209,15 +208,13 @@ class Flusher:
             self._thread.join(_PATIENCE)
 
     def _run(self) -> None:
-        while not self._ended.wait(FLUSH_SECONDS * random.uniform(0.8, 1.2)):  # noqa: S311  # spreads the workers
-            self._flush_quietly()
-        self._flush_quietly()
-
-    def _flush_quietly(self) -> None:
-        try:
-            self.flush()
-        except Exception as error:
-            self._log.error(error, "bloomguard could not write its counts, because of an internal error")
+        has_ended = False
+        while not has_ended:
+            has_ended = self._ended.wait(FLUSH_SECONDS * random.uniform(0.8, 1.2))  # noqa: S311  # spreads the workers
+            try:
+                self.flush()
+            except Exception as error:
+                log_once.error(error, "bloomguard could not write its counts, because of an internal error")
 
     def flush(self) -> None:
         """Write all new counts to the stores; those for a store that fails are kept for the next flush."""
@@ -231,7 +228,7 @@ class Flusher:
                     try:
                         listener(news)
                     except Exception as error:
-                        self._log.error(error, "bloomguard could not pass its counts on to a listener")
+                        log_once.error(error, "bloomguard could not pass its counts on to a listener")
 
     def _new_counts(self) -> News:
         counted, flushed = counts.read(), self._flushed
@@ -261,7 +258,7 @@ class Flusher:
                 except Exception as error:
                     silent.add(alias)
                     text = "bloomguard could not write its counts to the store %r, because of an internal error"
-                    self._log.error(error, text, alias)
+                    log_once.error(error, text, alias)
             for row in sorted(rows, key=lambda row: row[0] * row[1])[:-MOST_WAITING]:
                 del rows[row]
 

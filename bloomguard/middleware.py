@@ -2,8 +2,7 @@
 
 It enables lookup guards for the request (:mod:`bloomguard.lookups`), and answers for open routes
 (:mod:`bloomguard.routes`) right before Django calls the view: all other middleware has processed the request, and all
-of it processes the response. If it stands right before ``FetchFromCacheMiddleware``, it answers one step earlier and
-saves the cache query too.
+of it processes the response. Right before ``FetchFromCacheMiddleware``, it answers earlier and saves the cache query.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
-from .process import LogOnce
+from .process import log_once
 from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, not_found, table_for
 from .signals import asend, request_blocked, send
@@ -40,8 +39,6 @@ GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseB
 HEADER = "X-Bloomguard"
 #: Steps from the middleware to Django's handler: one or two for each middleware between them, which is the cache's.
 _DEEPEST = 10
-
-_log = LogOnce()
 
 
 class Exchange(LookupContext):
@@ -98,7 +95,7 @@ class Exchange(LookupContext):
                 guards = asked[view] = guards | {guard}
         self.is_guarded = bool(guards)
         found = []
-        for guard in guards:
+        for guard in guards:  # hot path: a comprehension is a call
             if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
                 found.append(guard)
         return found
@@ -106,8 +103,7 @@ class Exchange(LookupContext):
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
 
-        The headers are those of 404s of guards and views alike: a difference would reveal which rows exist but are
-        hidden.
+        404s of guards and views get the same: a difference would reveal which rows exist but are hidden.
         """
         if self.response is not None:
             response = self.response
@@ -279,7 +275,7 @@ class BloomGuardMiddleware:
                         return self._blocked
                     return None
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
+            log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
     async def _aview(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponseBase | None:
@@ -300,7 +296,7 @@ class BloomGuardMiddleware:
                         return self._blocked
                     return None
         except Exception as error:
-            _log.error(error, "bloomguard lets requests pass because of an internal error")
+            log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
 
 

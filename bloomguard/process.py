@@ -37,8 +37,7 @@ def after_fork(method: Callable[[], Any]) -> None:
 def own_lock(owner: object, name: str) -> Any:
     """Return a lock for the attribute ``name`` of ``owner``, which gets a new one in every child.
 
-    Its own thread may take it again: the handler of a signal, or a ``__del__``, may run in the middle of what the lock
-    protects, and there ask a guard or write.
+    Its own thread may take it again: a signal's handler, or a ``__del__``, may ask a guard in the middle of the block.
     """
     _append(owner, lambda known: setattr(known, name, threading.RLock()))
     return threading.RLock()
@@ -105,3 +104,7 @@ class LogOnce:
     def forget(self) -> None:
         """Forget what was logged, as in a new process."""
         self._logged.clear()
+
+
+#: For all messages that may come with each request.
+log_once = LogOnce()

@@ -269,7 +269,8 @@ class _Rows(StateTable):
     """State rows in memory instead of a database, so that no transaction of a test hides or locks them."""
 
     def __init__(self) -> None:
-        super().__init__(connection=SimpleNamespace(alias="", close=lambda: None))  # type: ignore[arg-type]
+        connection: Any = SimpleNamespace(alias="", close=lambda: None, has_table=lambda name: True)
+        super().__init__(connection)
         self.sleep = lambda seconds: self.forget()  # no other process to wait for: only drop our copy
         self.rows: Rows = {}
         self.outer: dict[str, _Rows] = {}  # guard name -> the rows of the block around this one

@@ -16,14 +16,13 @@ from django.contrib.contenttypes.management import create_contenttypes
 from django.db import OperationalError, connections, router
 from django.db.models.signals import post_migrate
 
-from bloomguard import middleware
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import schemas
 from bloomguard.guards.strayed import strayed
-from bloomguard.lookups import context, select
 from bloomguard.metrics import flusher
 from bloomguard.models import GuardState
+from bloomguard.process import log_once
 from bloomguard.rebuild import rebuild, refusals, standby
 from bloomguard.rebuild.verify import PublishCheck
 from bloomguard.routes import table as routes
@@ -174,8 +173,7 @@ def no_spot_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_logged() -> None:
     """No error was logged before: each test sees those of its own."""
-    for module in (middleware, context, select, routes):
-        module._log.forget()
+    log_once.forget()
 
 
 @pytest.fixture(autouse=True)

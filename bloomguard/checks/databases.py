@@ -57,13 +57,11 @@ def _raising(model: type[Model], hint: str) -> Iterator[CheckMessage]:
                 connections[alias]  # raises if `DATABASES` does not have it
                 return
         except Exception as error:
-            yield Warning(
+            text = (
                 f"asked without hints for the database to which {model._meta.label} is written, the router "
-                f"{type(each).__qualname__} causes {error!r}.",
-                hint=hint,
-                obj=model,
-                id="bloomguard.W142",
+                f"{type(each).__qualname__} causes {error!r}."
             )
+            yield Warning(text, hint=hint, obj=model, id="bloomguard.W142")
             return
 
 

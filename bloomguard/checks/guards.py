@@ -19,6 +19,7 @@ from ..guards.fields import kind_of, own_conversions, value_field
 from ..guards.scopes import SCHEMA, no_schema
 from ..rebuild.refusals import CURE, EXACT_COLLATIONS, declaration_refusals
 from ..routes.openness import is_admin
+from ..routes.patterns import patterns_named
 from ..routes.table import guarded_routes, table_for
 
 #: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
@@ -45,12 +46,9 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         if guard._mistakes:  # it may have this name only because its own cannot be used
             yield from _guard(guard)
             continue
-        yield Warning(
-            f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}.",
-            hint="Give one of them another name: name = ...",
-            obj=guard.model,
-            id="bloomguard.W107",
-        )
+        text = f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}."
+        hint = "Give one of them another name: name = ..."
+        yield Warning(text, hint=hint, obj=guard.model, id="bloomguard.W107")
 
 
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:
@@ -85,22 +83,14 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
         return
     for field in fields:
         if kind_of(field) is None:
-            yield warn(
-                guard,
-                "bloomguard.W105",
-                f"{field.name!r} is a {type(field).__name__}, which cannot be a key",
-                "Look rows up by an integer, UUID, text, decimal or date field.",
-            )
+            text = f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
+            yield warn(guard, "bloomguard.W105", text, "Look rows up by an integer, UUID, text, decimal or date field.")
             return
         yield from equality(guard, field)
     with suppress(ConfigurationError):  # reported as W109
         if guard.store not in conf.settings.stores:
-            yield warn(
-                guard,
-                "bloomguard.W103",
-                f"there is no store {guard.store!r}",
-                f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}.",
-            )
+            hint = f"BLOOMGUARD['STORES'] has {', '.join(sorted(conf.settings.stores)) or 'none'}."
+            yield warn(guard, "bloomguard.W103", f"there is no store {guard.store!r}", hint)
     if guard.filter == "bitmap" and guard._meta.keys.width != 8:
         hint = "Set another one: a bitmap can only contain integers and dates, of a guard without a scope."
         yield warn(guard, "bloomguard.W111", "filter is 'bitmap'", hint)
@@ -116,43 +106,31 @@ def _guard(guard: Guard) -> Iterator[CheckMessage]:
             "Remove TENANT_LIMIT_SET_CALLS.",
         )
     if guard.sync == "signals":
-        yield warn(
-            guard,
-            "bloomguard.W005",
+        text = (
             "it tracks writes only by signals: bulk_create, QuerySet.update, raw SQL and migrations bypass it, and "
-            "under autocommit a row is visible before its key is in the filter",
-            'Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.',
+            "under autocommit a row is visible before its key is in the filter"
         )
+        hint = 'Remove sync = "signals" if you can; otherwise run rebuild_filter after such writes.'
+        yield warn(guard, "bloomguard.W005", text, hint)
     for refusal in declaration_refusals(guard):
         yield warn(guard, refusal.id, refusal.reason, refusal.cure)
     yield from _routes(guard)
     if nullable := ", ".join(field.name for field in fields if field.null):
-        yield warn(
-            guard,
-            "bloomguard.W001",
-            f"{nullable} may be NULL",
-            "The filter does not contain rows with NULL; views that find them by another lookup are not affected.",
-        )
+        hint = "The filter does not contain rows with NULL; views that find them by another lookup are not affected."
+        yield warn(guard, "bloomguard.W001", f"{nullable} may be NULL", hint)
 
 
 def _routes(guard: Guard) -> Iterator[CheckMessage]:
     if guard.routes == AUTO:
         if not guarded_routes(guard):
-            yield warn(
-                guard,
-                "bloomguard.W010",
-                f"routes = {AUTO!r} matches no URL pattern",
-                "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views.",
-            )
+            hint = "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views."
+            yield warn(guard, "bloomguard.W010", f"routes = {AUTO!r} matches no URL pattern", hint)
         return
     for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
         if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
-            yield warn(
-                guard,
-                "bloomguard.W102",
-                f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup",
-                f"The fields are {', '.join(field.name for field in guard._meta.fields)}.",
-            )
+            text = f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup"
+            hint = f"The fields are {', '.join(field.name for field in guard._meta.fields)}."
+            yield warn(guard, "bloomguard.W102", text, hint)
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:
@@ -160,7 +138,7 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
         known = [pattern for pattern in table.patterns if pattern.is_named]
         names = sorted({pattern.view_name for pattern in known})
         useful = sorted({each.view_name for each in known if each.takes_id and not is_admin(each.callback)})
-        shared = [name for name in guard.routes if len(table.index.named(name)) > 1]
+        shared = [name for name in guard.routes if len(patterns_named(table.patterns, name)) > 1]
         near = [match for route in guard.routes for match in get_close_matches(route, names)]
         if near and near[0] not in guard.routes:
             hint = f"Did you mean {' or '.join(map(repr, near))}?"
@@ -183,7 +161,7 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
     collation = getattr(target, "db_collation", None)
     alias = alias_of(guard)
     vendor = connections[alias].vendor if alias else _ASKED[0]  # without a database, nothing is known of its columns
-    if collation and collation not in EXACT_COLLATIONS:
+    if collation and collation not in EXACT_COLLATIONS and vendor != "postgresql":  # its catalogue says which are exact
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
         yield warn(guard, "bloomguard.W106", text, CURE)
     elif vendor not in _ASKED and kind_of(field) == "text":
@@ -215,20 +193,15 @@ def check_registered(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that each guard in an app's ``guards.py`` is registered."""
     for refused, reason in registry.refused:
         named = refused if hasattr(refused, "__qualname__") else type(refused)
-        yield Warning(
-            f"{named.__module__}.{named.__qualname__} is not registered, so it guards nothing: {reason}.",
-            hint="Write class MyGuard(Guard), and above it @register(Model), with the model to guard.",
-            id="bloomguard.W019",
-        )
+        text = f"{named.__module__}.{named.__qualname__} is not registered, so it guards nothing: {reason}."
+        hint = "Write class MyGuard(Guard), and above it @register(Model), with the model to guard."
+        yield Warning(text, hint=hint, id="bloomguard.W019")
     known = {*registry.classes, *(refused for refused, _ in registry.refused)}
     modules = {f"{config.name}.guards" for config in apps.get_app_configs()}
     for cls in _subclasses(Guard):
         if cls.__module__ in modules and cls not in known and not cls.__subclasses__():
-            yield Warning(
-                f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing.",
-                hint="Put @register(Model) above the class.",
-                id="bloomguard.W019",
-            )
+            text = f"{cls.__module__}.{cls.__name__} is not registered, so it guards nothing."
+            yield Warning(text, hint="Put @register(Model) above the class.", id="bloomguard.W019")
 
 
 def _subclasses(cls: type[Guard]) -> Iterator[type[Guard]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -21,15 +18,14 @@ from ..routes.openness import (
     guards_number,
     guards_place,
     is_admin,
+    is_rest_framework,
     may_skip_views,
     middleware_classes,
     view_class_of,
 )
-from ..routes.patterns import root_urlconf
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
-_SHIELDED = re.compile(r"^[^#\n]*\bshield\(", re.MULTILINE)
 
 
 @register("bloomguard")
@@ -67,19 +63,10 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     in_views = {getattr(pattern.callback, "guarded_by", "") for pattern in table_for().patterns}
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
-    if silent and _has_door():
-        yield Info(
-            f"MIDDLEWARE has no BloomGuardMiddleware: for {names} only the door answers, and what it passes to "
-            "Django (other hosts, other methods, closed routes, every query) is not guarded.",
-            hint=f"If that is not intended, add {_PATH!r} at the end.",
-            id="bloomguard.I014",
-        )
-    elif silent:
-        yield Warning(
-            f"MIDDLEWARE has no BloomGuardMiddleware, so the guards {names} protect no request.",
-            hint=f"Add {_PATH!r} at the end, or put @guarded on the views.",
-            id="bloomguard.W013",
-        )
+    if silent:
+        text = f"MIDDLEWARE has no BloomGuardMiddleware, so only a door answers for the guards {names}."
+        hint = f"Add {_PATH!r} at the end, or put @guarded on the views."
+        yield Warning(text, hint=hint, id="bloomguard.W013")
 
 
 @register("bloomguard")
@@ -102,10 +89,11 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
             )
         # `@guarded` already answers for its view.
         if closed and guard.public is None and getattr(routes[0].pattern.callback, "guarded_by", "") != name:
+            cure = "if an early 404 reveals no more than the view does, set public = True on the guard; else "
+            cure = "" if is_rest_framework(routes[0].pattern.callback) else cure
             yield Info(
                 f"the guard {name!r} does not answer for {where} before its view runs: {closed}.",
-                hint="It answers at the view's own query. If an early 404 reveals no more than the view does, set "
-                "public = True on the guard; else remove the route from routes.",
+                hint=f"It answers at the view's own query; {cure}remove the route from routes.",
                 obj=guard.model,
                 id="bloomguard.I015",
             )
@@ -136,23 +124,3 @@ def _guarded_views(view: Any) -> Iterator[Any]:
     methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
     functions = [value for value in methods.values() if type(value) is FunctionType]
     yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
-
-
-def _has_door() -> bool:
-    """Whether ``wsgi.py`` or ``asgi.py`` seems to call ``shield()``.
-
-    The source is read, not imported: an import would start the whole site, and the door would run its probes.
-    """
-    module = str(settings.WSGI_APPLICATION or "").rpartition(".")[0]
-    package = (module or str(root_urlconf())).rpartition(".")[0]
-    names = {module, f"{package}.wsgi", f"{package}.asgi"} if package else {module}
-    return any(_SHIELDED.search(_source(name)) for name in names if name)
-
-
-def _source(module: str) -> str:
-    try:
-        spec = find_spec(module)
-        place = spec.origin if spec is not None else None
-        return Path(place).read_text() if place and place.endswith(".py") else ""
-    except (ImportError, AttributeError, ValueError, OSError):  # Django reports it
-        return ""

@@ -32,46 +32,33 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     for name in dir(settings):
         likeness = name.replace("_", "").rstrip("S")
         if name != "BLOOMGUARD" and name.isupper() and get_close_matches(likeness, ["BLOOMGUARD"], 1, 0.85):
-            yield Warning(
-                f"the settings have {name}, which bloomguard does not read.",
-                hint="The setting is named BLOOMGUARD.",
-                id="bloomguard.W038",
-            )
+            text = f"the settings have {name}, which bloomguard does not read."
+            yield Warning(text, hint="The setting is named BLOOMGUARD.", id="bloomguard.W038")
     try:
         raw, aliases = conf.settings.raw, list(conf.settings.stores)
     except ConfigurationError as error:
         yield _unusable(error)
         return
     for unknown in sorted(map(str, set(raw) - conf.KNOWN)):
-        yield Warning(
-            f"BLOOMGUARD has the unknown key {unknown!r}.",
-            hint=f"Known keys are {', '.join(sorted(conf.KNOWN))}.",
-            id="bloomguard.W108",
-        )
+        hint = f"Known keys are {', '.join(sorted(conf.KNOWN))}."
+        yield Warning(f"BLOOMGUARD has the unknown key {unknown!r}.", hint=hint, id="bloomguard.W108")
     if not isinstance(enabled := raw.get("ENABLED", True), bool):
-        yield Warning(
-            f"BLOOMGUARD['ENABLED'] is {enabled!r}, neither True nor False, so no guard answers.",
-            hint="A setting from the environment is text: write os.environ.get(...) == '1'.",
-            id="bloomguard.W117",
-        )
+        text = f"BLOOMGUARD['ENABLED'] is {enabled!r}, neither True nor False, so no guard answers."
+        hint = "A setting from the environment is text: write os.environ.get(...) == '1'."
+        yield Warning(text, hint=hint, id="bloomguard.W117")
     for alias in aliases:
         for unknown in sorted(map(str, set(conf.settings.stores[alias]) - {"BACKEND", "OPTIONS"})):
-            yield Warning(
-                f"the store {alias!r} has the unknown key {unknown!r}.",
-                hint="Known keys are BACKEND and OPTIONS. Did you mean a path (FileStore) or a url (RedisStore) in "
-                "OPTIONS?",
-                id="bloomguard.W115",
-            )
+            hint = "Known keys are BACKEND and OPTIONS. Did you mean a path (FileStore) or url (RedisStore) in OPTIONS?"
+            text = f"the store {alias!r} has the unknown key {unknown!r}."
+            yield Warning(text, hint=hint, id="bloomguard.W115")
         try:
             yield from stores[alias].check()
         except ConfigurationError as error:
             yield _unusable(error)
         except StoreUnavailable as error:  # the client cannot be created while its servers do not answer
-            yield Warning(
-                f"the store {alias!r} does not answer: {str(error).rstrip('.')}.",
-                hint="Until it answers, no guard answers a request, and each save disables its guards.",
-                id="bloomguard.W021",
-            )
+            text = f"the store {alias!r} does not answer: {str(error).rstrip('.')}."
+            hint = "Until it answers, no guard answers a request, and each save disables its guards."
+            yield Warning(text, hint=hint, id="bloomguard.W021")
 
 
 def _unusable(error: ConfigurationError) -> Warning:
@@ -85,11 +72,9 @@ def _unusable(error: ConfigurationError) -> Warning:
 def check_servers(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check the current configuration of the stores' servers."""
     if not conf.settings.is_enabled:
-        yield Info(
-            "BLOOMGUARD['ENABLED'] is not True, so no guard answers; writes still update the filters.",
-            hint="Set it to True, or remove the line, to let the guards answer.",
-            id="bloomguard.I039",
-        )
+        text = "BLOOMGUARD['ENABLED'] is not True, so no guard answers; writes still update the filters."
+        hint = "Set it to True, or remove the line, to let the guards answer."
+        yield Info(text, hint=hint, id="bloomguard.I039")
     with suppress(ConfigurationError):  # reported as W109
         for alias in conf.settings.stores:
             with suppress(ConfigurationError, StoreUnavailable):  # reported by other checks
@@ -112,8 +97,9 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
             yield from _filter(guard, rows.get(guard.name))
     except DatabaseError as error:
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        reason = str(error).strip().partition("\n")[0]  # PostgreSQL's next lines quote the statement
         yield Warning(
-            f"the state rows cannot be read from the database {alias!r}: {str(error).strip()}.",
+            f"the state rows cannot be read from the database {alias!r}: {reason}.",
             hint=f"Run manage.py migrate bloomguard{where} if you have not, {_GRANT}, and let the alias lead to a "
             "primary that takes writes. Until then every request passes, and saves of guarded rows may be refused.",
             id="bloomguard.W034",

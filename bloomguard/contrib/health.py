@@ -74,11 +74,12 @@ class HealthView(View):
     def get(self, request: HttpRequest, *args: Any, **kwargs: Any) -> JsonResponse:
         """Return the state of every guard in this process."""
         guards = {guard.name: {"state": state_of(guard), "mode": mode_of(guard)} for guard in registry}
-        passing = {name for name, guard in guards.items() if guard["state"] != ARMED}
         required = {self.require} if isinstance(self.require, str) else set(self.require)
         required = set(guards) if self.require == "all" else required
+        guards |= {name: {"state": "not registered", "mode": ""} for name in sorted(required - set(guards))}
+        passing = {name for name, guard in guards.items() if guard["state"] != ARMED}
         return JsonResponse(
             {"status": "passing" if passing else ARMED, "guards": guards},
-            status=503 if required & passing or required - set(guards) else 200,
+            status=503 if required & passing else 200,
             headers={"Cache-Control": "no-store"},
         )

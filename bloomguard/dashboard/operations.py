@@ -212,18 +212,17 @@ def log(user_pk: str, name: str, words: str) -> None:
         LogEntry.objects.log_actions(user_pk, [GuardState(name=name)], CHANGE, words, single_object=True)
 
 
-class _ProgressRecorder:
-    """Saves a guard's progress in its task, at most once a second."""
+def _progress(name: str) -> Callable[[int, int], None]:
+    """Return a function that saves a guard's progress in its task, at most once a second."""
+    recorded_at = float("-inf")
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._recorded_at = float("-inf")
+    def save(done: int, total: int) -> None:
+        nonlocal recorded_at
+        if time.monotonic() - recorded_at >= _PROGRESS_SECONDS or done == total:
+            recorded_at = time.monotonic()
+            _record(name, done=done, total=total)
 
-    def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._recorded_at >= _PROGRESS_SECONDS or done == total:
-            self._recorded_at = now
-            _record(self._name, done=done, total=total)
+    return save
 
 
 def _record(name: str, **changes: Any) -> None:
@@ -231,15 +230,12 @@ def _record(name: str, **changes: Any) -> None:
 
 
 def _rebuild(guard: Guard) -> str:
-    report = Rebuild(guard, progress=_ProgressRecorder(guard.name)).run()
-    return _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {
-        "rows": f"{report.rows:,}",
-        "seconds": report.seconds,
-    }
+    report = Rebuild(guard, progress=_progress(guard.name)).run()
+    return _("Rebuilt from %(rows)s rows in %(seconds).1f s.") % {"rows": f"{report.rows:,}", "seconds": report.seconds}
 
 
 def _verify(guard: Guard) -> str:
-    findings = Verification(guard, progress=_ProgressRecorder(guard.name)).run()
+    findings = Verification(guard, progress=_progress(guard.name)).run()
     if not findings.generation:
         return _("Nothing was verified: no filter is active.")
     if findings.missing:

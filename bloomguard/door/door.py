@@ -1,7 +1,6 @@
 """The door: decide which requests it answers, and with which page.
 
-Everything is prepared once, when ``shield()`` is called. Requests that it cannot decide for certain
-pass to Django.
+Everything is prepared once, when ``shield()`` is called. Requests that it cannot decide for certain pass to Django.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from .. import conf
 from ..guards import Guard
 from ..guards.short_check import Known
 from ..lookups.context import KNOWN, LookupContext
-from ..process import LogOnce
+from ..process import log_once
 from ..routes.openness import are_passing
 from ..routes.table import NO_ID, table_for
 from ..verdicts import MAYBE, Verdict
@@ -57,7 +56,7 @@ class Door:
             if route.not_at_door:
                 logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, route.not_at_door)
             else:
-                routes.append(DoorRoute(route, table.index))
+                routes.append(DoorRoute(route, table.patterns))
         if not routes:
             raise DoorClosed("no guarded route is open and decided by its path alone")
         routes, self._pages = take_pages(handler, routes)
@@ -65,7 +64,6 @@ class Door:
         self.methods = frozenset(method for route in routes for method in route.methods)
         #: Whether ``LocaleMiddleware`` redirects a 404 to the same path in a language, where a pattern takes that.
         self._adds_language = all(is_language_prefix_patterns_used(self._urlconf))
-        self._log = LogOnce()
         self.takes_forwarded_host: bool = settings.USE_X_FORWARDED_HOST
         #: The header with the scheme of the request, and its value for HTTPS; empty if Django reads none.
         self.proto_header, self._secure_value = settings.SECURE_PROXY_SSL_HEADER or ("", "")
@@ -125,7 +123,7 @@ class Door:
 
     def failed(self, error: Exception) -> None:
         """Log an error inside bloomguard, once per exception type."""
-        self._log.error(error, "bloomguard's door passes requests to Django because of an internal error")
+        log_once.error(error, "bloomguard's door passes requests to Django because of an internal error")
 
     def _is_current(self) -> bool:
         """Whether the URLconf is still the one that the door was built for; if not, shut the door for good."""

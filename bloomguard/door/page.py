@@ -96,8 +96,7 @@ class NotFoundPage:
     """A 404 that is ready to be sent.
 
     Requests with one of the headers ``varies`` (names in lower case) must not get it. ``nonces`` are the tokens in
-    ``headers`` and ``body`` that differ between responses. ``any_port`` is set if the page does not depend on the port
-    in the request's host.
+    ``headers`` and ``body`` that differ between responses. ``any_port``: it is the same for each port of the host.
     """
 
     status: str

@@ -17,7 +17,7 @@ from django.urls.converters import IntConverter, SlugConverter, StringConverter,
 from django.urls.resolvers import RoutePattern
 
 from ..guards import Guard
-from ..routes.patterns import PatternIndex
+from ..routes.patterns import Pattern, overlapping
 from ..routes.table import NO_ID, GuardedRoute
 
 
@@ -27,7 +27,7 @@ class DoorRoute:
     ``read(path)`` is the fast first read of its ID: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
-    def __init__(self, route: GuardedRoute, known: PatternIndex) -> None:
+    def __init__(self, route: GuardedRoute, known: Sequence[Pattern]) -> None:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
@@ -38,10 +38,7 @@ class DoorRoute:
         self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = route.pattern.match
         #: The earlier patterns that may match one of its paths.
-        self._overlapping = [(other.literal, other.match) for other in known.overlapping(route.pattern)]
-
-    def __repr__(self) -> str:
-        return f"<DoorRoute {self.pattern.text}>"
+        self._overlapping = [(other.literal, other.match) for other in overlapping(known, route.pattern)]
 
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""
@@ -98,14 +95,11 @@ def own_resolvers(urlconf: Any) -> Iterator[Any]:
     entries = list(get_resolver(urlconf).url_patterns)
     for entry in entries:
         cls = type(entry)
-        if isinstance(entry, URLResolver) and cls.resolve is URLResolver.resolve and _is_static(cls):
+        names = "resolve", "url_patterns", "urlconf_module"
+        if isinstance(entry, URLResolver) and all(getattr(cls, name) is getattr(URLResolver, name) for name in names):
             entries += entry.url_patterns
         elif not (isinstance(entry, URLPattern) and cls.resolve is URLPattern.resolve):
             yield entry
-
-
-def _is_static(cls: type[URLResolver]) -> bool:
-    return all(getattr(cls, name) is getattr(URLResolver, name) for name in ("url_patterns", "urlconf_module"))
 
 
 # -- the fast first read

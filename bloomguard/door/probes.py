@@ -11,7 +11,6 @@ import itertools
 import logging
 import random
 import re
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -21,6 +20,7 @@ from decimal import Decimal
 from functools import partial
 from io import BytesIO
 from typing import Any
+from wsgiref.util import setup_testing_defaults
 
 from asgiref.sync import async_to_sync, sync_to_async
 from django.conf import settings
@@ -59,23 +59,14 @@ _MOST = 2**63 - 1
 _random = random.SystemRandom()
 
 
-class UnsuitableRoute(Exception):
-    """The door cannot answer a route; the message is the reason."""
-
-
 @dataclass(frozen=True)
 class Visitor:
     """The client, headers and query string of a probe; ``words`` describe what is special about them."""
 
-    words: str = ""
+    words: str = field(default="", compare=False)
     client: str = _CLIENT
     headers: Mapping[str, str] = field(default_factory=dict)
     query: str = ""
-
-    @property
-    def is_stranger(self) -> bool:
-        """Whether it has no headers, no query string and the default address."""
-        return not self.headers and not self.query and self.client == _CLIENT
 
     def without(self, names: frozenset[str]) -> Visitor:
         """Return a copy without these headers."""
@@ -123,10 +114,11 @@ class Probes:
         if not names:
             raise DoorClosed("there is no host to probe: name your hosts in ALLOWED_HOSTS")
         for route in self._routes:
-            try:
-                self._paths[route] = absent_path(route)
-            except UnsuitableRoute as unsuitable:
-                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, unsuitable)
+            if path := absent_path(route):
+                self._paths[route] = path
+            else:
+                reason = "reverse() builds no path from an absent ID alone"
+                logger.debug("bloomguard's door does not answer %s: %s", route.pattern.text, reason)
         if not self._paths:
             raise DoorClosed("no route has a path with an absent ID")
         self._unknown = unknown_path()
@@ -152,7 +144,7 @@ class Probes:
             raise DoorClosed(f"a 404 queries the database: {get.asked} reads {table_names(sent)}")
         head = self._ask(host, scheme, self._unknown, method="HEAD")
         everybody = [visitor.without(get.varies) for visitor in visitors()]
-        others = [self._ask(host, scheme, self._unknown, visitor) for visitor in everybody if not visitor.is_stranger]
+        others = [self._ask(host, scheme, self._unknown, visitor) for visitor in everybody if visitor != STRANGER]
         for route, path in self._paths.items():
             if "GET" in route.methods:
                 others += [
@@ -233,24 +225,17 @@ def _headers(host: str, scheme: str, visitor: Visitor) -> dict[str, str]:
 def _wsgi_request(host: str, scheme: str, path: str, visitor: Visitor, method: str) -> HttpRequest:
     environ = {
         "REQUEST_METHOD": method,
-        "SCRIPT_NAME": "",
         "PATH_INFO": path,
         "QUERY_STRING": visitor.query,
         "SERVER_NAME": "localhost",
-        "SERVER_PORT": "443" if scheme == "https" else "80",
         "SERVER_PROTOCOL": "HTTP/1.1",
         "REMOTE_ADDR": visitor.client,
         "REMOTE_PORT": "50000",
-        "wsgi.version": (1, 0),
         "wsgi.url_scheme": scheme,
-        "wsgi.input": BytesIO(),
-        "wsgi.errors": sys.stderr,
-        "wsgi.multithread": True,
-        "wsgi.multiprocess": True,
-        "wsgi.run_once": False,
     }
     for name, value in _headers(host, scheme, visitor).items():
         environ[f"HTTP_{name.replace('-', '_').upper()}"] = value
+    setup_testing_defaults(environ)
     return WSGIRequest(environ)
 
 
@@ -287,23 +272,18 @@ def unknown_path() -> str:
 
 
 def absent_path(route: DoorRoute) -> str:
-    """Return a path of ``route`` with an ID that is not in the database.
-
-    Raises :class:`UnsuitableRoute` if none is found.
-    """
+    """Return a path of ``route`` with an ID that is not in the database; empty if none is found."""
     guard = route.guard
     rows = guard._meta.rows()
     for draw in itertools.product(*(_draws(column, connections[rows.db]) for column in guard._meta.fields)):
         for _ in range(_TRIES):
             values = [each() for each in draw]
             path = _path(route, dict(zip(route.kwargs, values)))
-            if not path:
+            if not path or route.captured(path) is NO_ID:
                 break  # try another kind of text
-            if route.captured(path) is NO_ID:
-                break
             if not rows.filter(**dict(zip(guard._meta.attnames, values))).exists():
                 return path
-    raise UnsuitableRoute("reverse() builds no path from an absent ID alone")
+    return ""
 
 
 def _path(route: DoorRoute, kwargs: dict[str, Any]) -> str:
@@ -328,15 +308,12 @@ def _draws(column: models.Field[Any, Any], connection: BaseDatabaseWrapper) -> l
     if kind == "date":
         return [lambda: date.fromordinal(_random.randint(1, date.max.toordinal()))]
     if isinstance(column, models.DecimalField):
-        return [partial(_decimal, min(column.max_digits or 15, 15), column.decimal_places or 0)]
+        most, places = 10 ** min(column.max_digits or 15, 15), column.decimal_places or 0
+        return [lambda: Decimal(_random.randrange(most)).scaleb(-places)]
     room = column.max_length or 20
     letters, figures = "abcdefghijklmnopqrstuvwxyz", "0123456789"
     texts = [(20, letters + figures), (20, letters), (15, figures), (2, letters.upper()), (3, letters.upper())]
     return [partial(get_random_string, min(size, room), allowed) for size, allowed in texts]
-
-
-def _decimal(digits: int, places: int) -> Decimal:
-    return Decimal(_random.randrange(10**digits)).scaleb(-places)
 
 
 @contextmanager

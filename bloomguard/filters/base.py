@@ -7,7 +7,6 @@ takes a lock, gets the changes from :meth:`BodyFilter.writes` and applies them i
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -190,7 +189,7 @@ class Filter:
         try:
             fields = dict(json.loads(text))
             frame = base64.b64decode(fields.pop("frame"), validate=True)
-        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise CorruptFilter(f"not the JSON form of a filter: {error!r}") from error
         self = cls.from_bytes(frame, secret)
         if fields != self._json_fields():

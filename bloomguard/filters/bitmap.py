@@ -179,7 +179,6 @@ class ExactBitmap(BodyFilter):
             "hashed": self.key_hash.digest,
             "bits": self._bits,
             "overflow": self.overflow.might_contain,
-            "overflow_digest": self.overflow.might_contain_digest,
         }
         self.digest = compile_function(
             "key",
@@ -193,11 +192,12 @@ class ExactBitmap(BodyFilter):
             f"i = unpack(key)[0] - {self._low}",
             f"return (True if bits[i] else False) if 0 <= i < {shape.span} else overflow(key)",
         )
-        self.might_contain_digest = compile_function(
-            "digest",
-            names,
-            f"return (True if bits[digest] else False) if digest < {shape.span} else overflow_digest(digest)",
-        )
+
+    def might_contain_digest(self, digest: int) -> bool:
+        """Do the same as ``might_contain`` for the key with this digest."""
+        if digest < self.layout.span:
+            return bool(self._bits[digest])
+        return self.overflow.might_contain_digest(digest)
 
     # The range gives the shard of a key.
 

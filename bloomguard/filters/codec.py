@@ -89,7 +89,7 @@ class Header:
     @property
     def body_offset(self) -> int:
         """Number of bytes before the body, a multiple of 64."""
-        return -(-(_FIXED.size + 8 * len(self.parameters) + _CRC.size) // 64) * 64
+        return _body_offset(len(self.parameters))
 
     @property
     def frame_bytes(self) -> int:
@@ -283,6 +283,10 @@ class Frame:
         self._end[_DIRTY_AT] = 0
 
 
+def _body_offset(parameters: int) -> int:
+    return -(-(_FIXED.size + 8 * parameters + _CRC.size) // 64) * 64
+
+
 def read(stream: BinaryIO, max_bytes: int) -> bytearray:
     """Read the bytes of one frame from a stream; allocates only what arrives, not what the header declares.
 
@@ -298,10 +302,8 @@ def read(stream: BinaryIO, max_bytes: int) -> bytearray:
             data.extend(piece)
 
     read_until(_FIXED.size)
-    magic, _, version, _, _, count = struct.unpack_from(">8sQHHHH", data)
-    if magic != MAGIC or version != VERSION or count > MAX_PARAMETERS:
-        raise CorruptFilter(f"not a filter of format version {VERSION}: it starts with {bytes(data[:18])!r}")
-    read_until(-(-(_FIXED.size + 8 * int(count) + _CRC.size) // 64) * 64)
+    _, _, _, _, _, count, *_ = _FIXED.unpack_from(data)
+    read_until(_body_offset(min(count, MAX_PARAMETERS)))
     size = Header.unpack(data).frame_bytes
     if size > max_bytes:
         raise TooLarge(f"a frame of {size:,} bytes, over max_bytes={max_bytes:,}")

@@ -32,6 +32,7 @@ import math
 import sys
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -206,15 +207,13 @@ class CuckooFilter(BodyFilter):
         path = self._path(first, second)
         if path is None:
             return None
-        # From the free slot backwards: the fingerprint in each slot of the path moves to the next slot.
         changes: Writes = []
         word = self._moves[0]
-        steps = path[:-1]
-        for (bucket, slot), (to, at) in zip(reversed(steps), reversed(path)):
+        for (to, at), (bucket, slot) in pairwise(path):
             changes.append(self._put(to, at, self._bucket(bucket)[slot]))
             word = count_move(word)
             changes.append((0, word.to_bytes(4, "little")))
-        changes.append(self._put(*steps[0], fingerprint))
+        changes.append(self._put(*path[-1], fingerprint))
         return changes
 
     def _spill_writes(self, fingerprint: int, first: int, second: int) -> Writes:
@@ -241,10 +240,10 @@ class CuckooFilter(BodyFilter):
         return self._has_spilled(*self.layout.place(self.digest(key))[:2])
 
     def _path(self, first: int, second: int) -> list[tuple[int, int]] | None:
-        """Find a path of slots ``(bucket, slot)`` from one of the two buckets to a free slot, or return ``None``.
+        """Find a path of slots ``(bucket, slot)`` from a free slot back to one of the two buckets, or return ``None``.
 
-        The fingerprint in each slot may move to the next slot of the path. The search is breadth first, so the path is
-        the shortest, and no bucket is visited twice.
+        Each slot may take the fingerprint of the slot after it. The search is breadth first, so the path is the
+        shortest, and no bucket is visited twice.
         """
         buckets, size, unpack, table = self.layout.buckets, self.layout.bucket_bytes, self._unpack, self._table
         queue: list[tuple[int, int, int]] = [(first, -1, -1), (second, -1, -1)]  # bucket, parent, slot in the parent
@@ -260,19 +259,13 @@ class CuckooFilter(BodyFilter):
                 queue.append((other, at, slot))
                 slots = unpack(table, other * size)
                 if 0 in slots:
-                    return self._trace(queue, slots.index(0))
+                    path, (parent, taken) = [(other, slots.index(0))], queue[-1][1:]
+                    while parent >= 0:
+                        path.append((queue[parent][0], taken))
+                        parent, taken = queue[parent][1:]
+                    return path
             at += 1
         return None
-
-    @staticmethod
-    def _trace(queue: list[tuple[int, int, int]], free: int) -> list[tuple[int, int]]:
-        bucket, parent, slot = queue[-1]
-        path = [(bucket, free)]
-        while parent >= 0:
-            at = slot
-            bucket, parent, slot = queue[parent]
-            path.append((bucket, at))
-        return path[::-1]
 
     def _put(self, bucket: int, slot: int, fingerprint: int) -> tuple[int, bytes]:
         return self.layout.offset(bucket, slot), fingerprint.to_bytes(self.layout.bits // 8, "little")

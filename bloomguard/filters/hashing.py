@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 MASK60 = (1 << 60) - 1
 _MASK64 = (1 << 64) - 1
 _C1, _C2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
+#: MurmurHash3's constants for the first and the second word of a block.
+_HALVES = (_C1, _C2, 31, 27, 0x52DCE729), (_C2, _C1, 33, 31, 0x38495AB5)
 _CHUNK = 1 << 14  # keys: the arrays of one chunk stay in the second-level cache
 _SHARED = 100_000  # from this many keys on, use several threads
 
@@ -222,7 +224,8 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
     tail = [int.from_bytes(suffix[at : at + 8], "little") for at in range(0, len(suffix), 8)]
     count = words.shape[1] + len(tail)
     for at in range(count):
-        h, other, c1, c2, inner, outer, plus = _HALVES[at % 2](h1, h2)
+        c1, c2, inner, outer, plus = _HALVES[at % 2]
+        h, other = (h2, h1) if at % 2 else (h1, h2)
         if at < words.shape[1]:
             np.multiply(words[:, at], np.uint64(c1), out=k)
             _rotl(k, inner, spare)
@@ -251,13 +254,6 @@ def _finish(h1: U64, h2: U64, spare: U64) -> tuple[U64, U64]:
     h1 += h2
     h2 += h1
     return h1, h2
-
-
-#: For the first and the second word of a block: both halves, the one it is mixed into first, and the constants.
-_HALVES: tuple[Callable[[U64, U64], tuple[U64, U64, int, int, int, int, int]], ...] = (
-    lambda h1, h2: (h1, h2, _C1, _C2, 31, 27, 0x52DCE729),
-    lambda h1, h2: (h2, h1, _C2, _C1, 33, 31, 0x38495AB5),
-)
 
 
 def _rotl(k: U64, bits: int, spare: U64) -> None:

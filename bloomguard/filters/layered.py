@@ -296,8 +296,8 @@ class RotatingBloomFilter(LayeredFilter):
     """Keep each key for at least ``windows - 1`` and at most ``windows`` windows of ``window`` seconds.
 
     ``capacity`` counts the keys of one window, ``error_rate`` is the rate over all windows. ``clock`` returns seconds;
-    the default is the system time, which continues when a filter is saved and loaded. If the clock is set back, keys
-    expire later, never sooner. Raises :class:`InvalidShape`.
+    the default is the system time, which continues when a filter is saved and loaded. Set the attribute of a loaded
+    filter to another one. If the clock is set back, keys expire later, never sooner. Raises :class:`InvalidShape`.
     """
 
     kind: ClassVar[str] = "rotating"
@@ -368,14 +368,6 @@ class RotatingBloomFilter(LayeredFilter):
         self._turn()
         return super().stats()
 
-    @classmethod
-    def from_bytes(
-        cls, data: bytes | bytearray | memoryview, secret: bytes = b"", clock: Callable[[], float] = time.time
-    ) -> Self:
-        self = super().from_bytes(data, secret)
-        self.clock = clock
-        return self
-
     def copy(self) -> Self:
         twin = super().copy()
         twin.clock = self.clock
@@ -388,6 +380,7 @@ class RotatingBloomFilter(LayeredFilter):
     def _restore(self, parameters: Sequence[int]) -> None:
         windows, window, *epochs = parameters
         self._set(_FLOAT.unpack(_U64.pack(window))[0], windows)
+        self.clock = time.time
         self._epochs = [epoch - (1 << 64) if epoch >> 63 else epoch for epoch in epochs]
         if self._epochs != sorted(set(self._epochs)) or len(epochs) != len(self.layers):
             raise InvalidShape(f"windows {self._epochs} are not in ascending order, one for each of its filters")

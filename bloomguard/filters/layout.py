@@ -191,8 +191,6 @@ class Layout:
 
     def checker(self, filters: Sequence[BodyFilter]) -> Callable[[bytes], bool]:
         """Return one ``might_contain(key)`` over the filters of all shards, given in order: the fastest check."""
-        if len(filters) != len(self.headers):
-            raise InvalidShape(f"{len(filters)} filters for {len(self.headers)} shards")
         if len(filters) == 1:
             return filters[0].might_contain
         return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))
@@ -212,21 +210,29 @@ class KeysSummary:
     high: int | None = None
 
 
+def bitmap_of(keys: KeysSummary, capacity: int) -> dict[str, Any]:
+    """Return the arguments of :meth:`Layout.plan` for an exact bitmap with room for ``capacity`` keys.
+
+    Its range ends where that many keys end if they are as dense as the present ones.
+    """
+    low = 1 if keys.low is None else keys.low
+    high = low if keys.high is None else keys.high
+    reach = -(-(high - low + 1) * capacity // max(keys.count, 1))
+    return {"kind": ExactBitmap.kind, "low": low, "high": min(max(high, low + reach - 1), TOP)}
+
+
 def choose(keys: KeysSummary, error_rate: float, *, capacity: int) -> dict[str, Any]:
     """Choose an exact bitmap if it is smaller, a Bloom filter otherwise; return the arguments of :meth:`Layout.plan`.
 
-    ``capacity`` is the number of keys to make room for. The bitmap's range ends where that many keys end if they are as
-    dense as the present ones. Raises :class:`InvalidShape`.
+    ``capacity`` is the number of keys to make room for. Raises :class:`InvalidShape`.
     """
     bloom = {"kind": BloomFilter.kind}
-    bloom_bytes = BloomFilter.plan(sizing.check_capacity(capacity), error_rate)[0].body_bytes
-    if not keys.count or keys.low is None or keys.high is None:
+    most = BloomFilter.plan(sizing.check_capacity(capacity), error_rate)[0].body_bytes
+    if not keys.count or keys.low is None:
         return bloom
-    span = keys.high - keys.low + 1
-    high = min(keys.low + -(-span * capacity // keys.count) - 1, TOP)
+    bitmap = bitmap_of(keys, capacity)
     try:
-        if ExactBitmap.plan(capacity, error_rate, low=keys.low, high=high)[0].body_bytes >= bloom_bytes:
-            return bloom
+        shape, _ = ExactBitmap.plan(capacity, error_rate, low=bitmap["low"], high=bitmap["high"])
     except InvalidShape:  # the range is larger than any bitmap
         return bloom
-    return {"kind": ExactBitmap.kind, "low": keys.low, "high": high}
+    return bitmap if shape.body_bytes < most else bloom

@@ -112,25 +112,14 @@ def growing_sizes(capacity: int, error_rate: float, hashes: int) -> tuple[int, .
 
 def is_prime(number: int) -> bool:
     """Return whether ``number`` is prime: Miller-Rabin with bases that are exact below 3.3e24."""
-    if number < 2:
-        return False
-    for prime in _MILLER_RABIN_BASES:
-        if number % prime == 0:
-            return number == prime
-    odd, twos = number - 1, 0
-    while odd % 2 == 0:
-        odd, twos = odd // 2, twos + 1
-    for base in _MILLER_RABIN_BASES:
-        x = pow(base, odd, number)
-        if x in (1, number - 1):
-            continue
-        for _ in range(twos - 1):
-            x = x * x % number
-            if x == number - 1:
-                break
-        else:
-            return False
-    return True
+    if number < 2 or any(number % base == 0 for base in _MILLER_RABIN_BASES):
+        return number in _MILLER_RABIN_BASES
+    twos = ((number - 1) & -(number - 1)).bit_length() - 1
+    odd = (number - 1) >> twos
+    powers = (pow(base, odd, number) for base in _MILLER_RABIN_BASES)
+    return all(
+        power == 1 or any(pow(power, 1 << square, number) == number - 1 for square in range(twos)) for power in powers
+    )
 
 
 def partition_sizes(bits: int, hashes: int) -> tuple[int, ...]:

@@ -29,9 +29,6 @@ from .fields import is_parent_link, own_conversions, value_field
 
 _PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 
-#: How deep conditions may be nested. One that contains itself has no end.
-_DEEPEST = 50
-
 CURE = (
     "Compare columns of the row itself with constants or with each other: use exact, in and isnull; for numbers and "
     "times also lt, lte, gt, gte and range. Write dates and times as text: '2024-02-29T00:00Z'. Check everything else "
@@ -100,18 +97,16 @@ def check_readable(alive: Q) -> None:
         with suppress(Unstable):  # `refusal_reasons` reports it
             as_text(alive)
         iter(alive.referenced_base_fields)
-    except Exception as error:
+    except Exception as error:  # such as a RecursionError, of one that contains itself
         raise ValueError(f"alive cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _check_form(alive: Q, depth: int = 1) -> None:
-    if depth > _DEEPEST:
-        raise ValueError(f"it is nested more than {_DEEPEST} times, or contains itself")
+def _check_form(alive: Q) -> None:
     if alive.connector not in (Q.AND, Q.OR, Q.XOR):
         raise ValueError(f"its parts are joined by {alive.connector!r}")
     for child in alive.children:
         if isinstance(child, Q):
-            _check_form(child, depth + 1)
+            _check_form(child)
         elif isinstance(child, tuple):
             if len(child) != 2 or not isinstance(child[0], str):
                 raise ValueError("a comparison is not a pair of a name and a value")
@@ -124,8 +119,11 @@ def _words(value: Any) -> str:
         return as_text(value)
     if isinstance(value, enum.Enum):
         return _words(value.value)
+    if isinstance(value, (str, bytes)):
+        return repr(value)
     if value is None or isinstance(value, _PLAIN):
-        return f"{_type(value)}:{value!s}" if not isinstance(value, (str, bytes)) else repr(value)
+        kind = next((each for each in (bool, int) if isinstance(value, each)), type(value))
+        return f"{kind.__name__}:{value!s}"
     if isinstance(value, (set, frozenset)):
         return f"{{{', '.join(sorted(map(_words, value)))}}}"
     if isinstance(value, (list, tuple, range)):
@@ -136,10 +134,6 @@ def _words(value: Any) -> str:
         path, args, kwargs = value.deconstruct()[-3:]  # of an expression; a field gives its name first
         return f"{path}{_words(args)}{_words(kwargs)}"
     raise Unstable(f"a {type(value).__name__}")  # its str() may query the database
-
-
-def _type(value: Any) -> str:
-    return next((each.__name__ for each in (bool, int) if isinstance(value, each)), type(value).__name__)
 
 
 def fields_of(model: type[Model], alive: Q) -> set[Any]:

@@ -3,8 +3,7 @@
 Counting takes no lock and loses no count: a counter is an ``itertools.count``, and ``next()`` on it is atomic.
 
 Listeners get every verdict: the logger ``bloomguard.verdicts`` at DEBUG, and the debug toolbar's panel; without them
-nothing is logged. IDs are shown as digests keyed with a secret of the project: equal IDs have equal digests, and a
-digest does not reveal its ID.
+nothing is logged. IDs are shown as keyed digests: equal IDs have equal ones, and a digest does not reveal its ID.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from ..conf import settings
-from ..process import LogOnce, after_fork, own_lock
+from ..process import after_fork, log_once, own_lock
 from ..signals import asend, request_blocked, send
 from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 
@@ -62,8 +61,7 @@ _SAMPLES = 10_000
 def one_in(every: int) -> Callable[[], bool]:
     """Return a function that returns ``True`` once in ``every`` calls; a call takes about 20 ns.
 
-    Each process starts at a random place, so that the sample also works with workers that are replaced after a few
-    requests.
+    Each process starts at a random place: its worker may be replaced after a few requests.
     """
     place = random.SystemRandom().randrange(every)
     return cycle([number == place for number in range(every)]).__next__
@@ -171,8 +169,6 @@ verdict_logger = logging.getLogger("bloomguard.verdicts")
 #: ``listener(guard, value, decision)`` is called after every verdict. Each type of error that it raises is logged once.
 listeners: list[Callable[[Any, Any, Decision], None]] = []
 
-_log = LogOnce()
-
 
 def notify(guard: Guard, value: Any, decision: Decision) -> None:
     """Call all listeners. Never raises."""
@@ -180,7 +176,7 @@ def notify(guard: Guard, value: Any, decision: Decision) -> None:
         try:
             listener(guard, value, decision)
         except Exception as error:
-            _log.error(error, "bloomguard: a listener for the verdicts of %s failed", guard.name)
+            log_once.error(error, "bloomguard: a listener for the verdicts of %s failed", guard.name)
 
 
 def digest(guard: Guard, value: Any) -> str:
@@ -194,12 +190,8 @@ def digest(guard: Guard, value: Any) -> str:
 
 def log_verdict(guard: Guard, value: Any, decision: Decision) -> None:
     """Log one verdict; the record has the attributes ``guard``, ``key_digest``, ``verdict`` and ``reason``."""
-    fields = {
-        "guard": guard.name,
-        "key_digest": digest(guard, value),
-        "verdict": decision.verdict.value,
-        "reason": decision.reason,
-    }
+    verdict, reason = decision.verdict.value, decision.reason
+    fields = {"guard": guard.name, "key_digest": digest(guard, value), "verdict": verdict, "reason": reason}
     verdict_logger.debug("%(guard)s: %(verdict)s (%(reason)s) of %(key_digest)s", fields, extra=fields)
 
 

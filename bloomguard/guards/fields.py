@@ -43,8 +43,8 @@ _CONVERSIONS = (
     "get_prep_value", "get_db_prep_value", "get_db_prep_save", "get_placeholder", "get_placeholder_sql",
     "cast_db_type", "from_db_value", "get_db_converters", "select_format", "get_col", "get_lookup", "get_transform",
 )  # fmt: skip
-#: What reads a column by other SQL than its name: ``RETURNING`` and a SELECT may then give different values.
-_SELECTS = ("select_format", "get_col")
+#: What reads a column by other SQL than its name: a SELECT may then give another value than ``RETURNING``.
+SELECTS = ("select_format", "get_col")
 #: What decides which value an INSERT sends, and the type of the column, which may convert it.
 _COLUMN = (
     "pre_save", "db_type", "db_type_parameters", "db_type_suffix", "db_parameters", "rel_db_type", "get_internal_type",
@@ -92,11 +92,6 @@ def _is_djangos_lookup(lookup: Any) -> bool:
         return False
     names = [name for name in dir(lookup) if name.startswith(("as_", "batch_process_", "get_", "process_"))]
     return all(is_djangos_method(lookup, name) for name in names if callable(getattr(lookup, name)))
-
-
-def selects_itself(field: models.Field[Any, Any]) -> bool:
-    """Return whether a SELECT may give another value of the column than ``RETURNING``."""
-    return bool(own_methods(field, _SELECTS))
 
 
 def stores_as_given(field: models.Field[Any, Any]) -> bool:

@@ -112,12 +112,11 @@ class KeyMaker:
         current_scope: Callable[[], str] | None = None,
     ) -> None:
         self.names = tuple(field.name for field in fields)
-        kinds = tuple(kind_of(field) for field in fields)
+        self.kinds = kinds = tuple(kind_of(field) for field in fields)
         #: One ``encode(value) -> bytes`` for each field.
         self.encoders = encoders = tuple(
             _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
         )
-        self.kinds = kinds
         #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
         #: ``normalize`` allows for it.
         self.own_field = "" if normalize else next((field.name for field in fields if own_conversions(field)), "")
@@ -127,7 +126,7 @@ class KeyMaker:
             self.key = encoders[0]
         else:
             self.width = None
-            self.key = self._joined(encoders)
+            self.key = _joined(self.names, encoders)
         if current_scope is not None:
             self.width = None
             self.key = _scoped(self.key, current_scope)
@@ -140,18 +139,17 @@ class KeyMaker:
                 return np.fromiter(values, np.int64, len(values))
         return list(map(self.key, values))
 
-    def _joined(self, encoders: Sequence[Encode]) -> Encode:
-        names = self.names
 
-        def key(values: Sequence[Any] | Mapping[str, Any]) -> bytes:
-            if isinstance(values, Mapping):
-                values = [values[name] for name in names]
-            elif isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
-                raise Unkeyable("not a sequence of values")  # a set has no order, a text no parts
-            parts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
-            return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
+def _joined(names: Sequence[str], encoders: Sequence[Encode]) -> Encode:
+    def key(values: Sequence[Any] | Mapping[str, Any]) -> bytes:
+        if isinstance(values, Mapping):
+            values = [values[name] for name in names]
+        elif isinstance(values, (str, bytes, bytearray, memoryview)) or not isinstance(values, Sequence):
+            raise Unkeyable("not a sequence of values")  # a set has no order, a text no parts
+        parts = [encode(value) for encode, value in zip(encoders, values, strict=True)]
+        return b"".join([len(part).to_bytes(4, "little") + part for part in parts])
 
-        return key
+    return key
 
 
 def _scoped(encode: Encode, current_scope: Callable[[], str]) -> Encode:

@@ -14,16 +14,17 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core.exceptions import FieldDoesNotExist
 from django.db import DatabaseError, InterfaceError, connections, models, router
+from django.db.models.expressions import Col
 from django.db.models.lookups import IntegerFieldExact
+from django.db.models.sql import Query
 
 from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
 from .conditions import Unstable, as_text, fields_of, refusal_reasons
-from .fields import form_of, is_djangos, own_methods, value_field
+from .fields import form_of, is_djangos, is_own_sql, own_methods, parts_of, value_field
 from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of
 from .places import Place
 from .scopes import DATABASE, Scopes
-from .watched import watched_fields
 
 if TYPE_CHECKING:
     from .guard import Guard
@@ -85,8 +86,7 @@ class GuardMeta:
     def key_written(self, using: str, *, by_orm: bool = True) -> Callable[[Any], bytes]:
         """Return the function that makes the keys of rows that a statement on ``using`` has just written.
 
-        ``by_orm``: not raw SQL. Raises :class:`NoScope` if it is not certain in which scope they are. May query
-        ``using`` if there are scopes.
+        ``by_orm``: not raw SQL. With scopes, may query, and raises :class:`NoScope` if theirs is not certain.
         """
         if self._guard.scope is None:
             return self.keys.key
@@ -102,7 +102,7 @@ class GuardMeta:
         except Exception:
             # A system check reports the mistake. Until it is corrected, no keys can be made, so writes fence the guard.
             # It must not stop the writes of other tables.
-            columns = [model._meta.pk for model in (self._guard.model, *self._guard.model._meta.all_parents)]
+            columns = [model._meta.pk for model in with_parents(self._guard.model)]
         models = {field.model for field in columns}
         for model in list(models):
             models.update(options.get_base_chain(model) or ())
@@ -144,17 +144,34 @@ class GuardMeta:
             own.append(self._normalize)
         return f"|forms={_fingerprint(own)}" if own else ""
 
+    @property
+    def watched_fields(self) -> set[Any]:
+        """The fields, in all tables, whose change can give a row a new key.
+
+        They are those of the key, of ``alive``, of the links between parents, and those that generated ones are
+        computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been. All
+        fields if the sources of one cannot be found out.
+        """
+        model = self._guard.model
+        try:
+            due: list[Any] = [*self.fields, *model._meta.pk_fields, *self.alive_fields]
+            if len(self.tables) > 1:
+                links = (link for one in with_parents(model) for link in one._meta.parents.values())
+                due += [link for link in links if link is not None]
+            return _columns_of(due)
+        except Exception:  # a system check reports the missing field
+            return {field for each in with_parents(model) for field in each._meta.concrete_fields}
+
     def _watched(self) -> str:
         """Return, as text, the columns that are watched, and what an ``alive`` compares with them depends on.
 
         Two versions of the project may compute a generated column from different ones, read different columns by one
-        field, or compare a column as another type. One of them would miss a write, or ask for rows that the scan of the
-        other has left out.
+        field, or compare a column as another type. One would miss a write, or ask for rows that the other has left out.
         """
         alive, columns = set[Any](), set[str]()
         with suppress(FieldDoesNotExist):  # a system check reports it
             alive = self.alive_fields
-        for field in watched_fields(self._guard):
+        for field in self.watched_fields:
             column = f"{field.model._meta.db_table}.{field.column}"
             columns.add(f"{field.name}={column}:{_class_of(field)}" if field in alive else column)
         return f"|watched={','.join(sorted(columns))}"
@@ -206,8 +223,7 @@ class GuardMeta:
     def is_exact(self, value: Any) -> bool:
         """Return whether the database treats all values with the key of ``value`` as equal: a query for one is for all.
 
-        An overridden ``normalize`` or a custom field may give one key to several values; so do integers of more than 64
-        bits.
+        An overridden ``normalize`` or a custom field may give one key to several; so do integers of more than 64 bits.
         """
         if not self._has_djangos_keys:
             return False
@@ -231,6 +247,41 @@ class GuardMeta:
         if isinstance(value, Mapping):
             return {field.attname: value[field.name] for field in self.fields}
         return dict(zip(self.attnames, value, strict=True))
+
+
+def with_parents(model: type[models.Model]) -> Iterable[type[models.Model]]:
+    """Return the model and all its parents."""
+    return (model, *model._meta.all_parents)
+
+
+def _columns_of(due: list[Any]) -> set[Any]:
+    """Return the fields of columns that the fields ``due`` consist of, or are computed from."""
+    found: set[Any] = set()
+    while due:
+        field = due.pop()
+        if field in found:
+            continue
+        if getattr(field, "generated", False):
+            due += _generated_from(field)
+        if getattr(field, "fields", None):  # several columns in one
+            due += field.fields
+        elif not getattr(field, "column", None):
+            raise FieldDoesNotExist(field.name)
+        else:
+            found.add(field)
+    return found
+
+
+def _generated_from(generated: Any) -> set[Any]:
+    """Return the fields in a generated column's expression; raises :class:`FieldDoesNotExist` if its SQL is not known.
+
+    A function or a template of the project's own may name columns in its text.
+    """
+    parts = list(parts_of(generated.expression.resolve_expression(Query(generated.model), allow_joins=False)))
+    found = {part.target for part in parts if isinstance(part, Col)}
+    if not found or any(map(is_own_sql, parts)):
+        raise FieldDoesNotExist(generated.name)
+    return found
 
 
 def _class_of(field: Any) -> str:

@@ -118,15 +118,11 @@ _OPTIONS = {
     "methods": _Option("bloomguard.W118", _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
     "mode": _Option("bloomguard.W114", _one_of("enforce", "shadow"), "shadow", "Set one of 'enforce', 'shadow'"),
     "public": _Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
-    "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False"),
+    "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False; lookup names the field"),
     "applies": _Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
     "error_rate": _Option("bloomguard.W104", check_error_rate, 0.001, _SIZE),
     "capacity": _Option("bloomguard.W104", lambda value: value is None or check_capacity(value), None, _SIZE),
 }  # fmt: skip
-#: What happens meanwhile, if it is worth saying.
-_MEANWHILE = {"mode": ", so every request passes", "lookups": ", neither True nor False"}
-#: The cure of a text where another value belongs.
-_CURES = {"lookups": "Write lookup = {!r} if you mean the field", "routes": "Write routes = [{!r}]"}
 
 
 def correct(guard: Guard) -> list[Mistake]:
@@ -134,7 +130,7 @@ def correct(guard: Guard) -> list[Mistake]:
     mistakes = []
     for name, option in _OPTIONS.items():
         value = getattr(guard, name)
-        reason = f"{name} is {_shown(value)}{_MEANWHILE.get(name, '')}"
+        reason = f"{name} is {_shown(value)}"
         try:
             if option.takes(value):
                 continue
@@ -142,8 +138,7 @@ def correct(guard: Guard) -> list[Mistake]:
             reason = str(error)
         except Exception:  # noqa: S110  # of the value's own methods
             pass
-        cure = _CURES[name].format(value) if name in _CURES and _is_text(value) else option.wants
-        mistakes.append(Mistake(option.id, reason, cure, option.decides_keys))
+        mistakes.append(Mistake(option.id, reason, option.wants, option.decides_keys))
         setattr(guard, name, option.instead)
     return mistakes
 

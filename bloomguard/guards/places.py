@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import connections, router
 
-from ..process import LogOnce, own_lock, seconds
+from ..process import log_once, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
 from ..state.identity import identity_of_file, path_of
 from .strayed import strayed
@@ -68,10 +68,7 @@ _NEXT_SECONDS = 0.1
 
 
 def needs_orm_thread() -> bool:
-    """Return whether async code has to do in the ORM's thread what may ask the routers: in which database the rows are.
-
-    A router of the project may follow a variable of that thread, which a middleware has set for the request.
-    """
+    """Return whether async code may ask the routers in the ORM's thread alone: they may follow a variable of it."""
     return bool(router.routers)
 
 
@@ -98,7 +95,6 @@ class Schemas:
         self._copies: dict[str, tuple[float, dict[str, Tables], str]] = {}
         #: The databases whose identity is read: all but that of the state rows.
         self._identified: set[str] = set()
-        self._log = LogOnce()
         self._lock = own_lock(self, "_lock")
 
     def forget(self) -> None:
@@ -139,7 +135,7 @@ class Schemas:
                 identity = connection.identify() if alias in self._identified else ""
             until = self.clock() + SECONDS
         except Exception as error:
-            self._log.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
+            log_once.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
             rows, until = [], self.clock() + AGAIN_SECONDS
         found: dict[str, dict[str, int]] = {name: {} for name in names}
         for table, schema, oid in rows:

@@ -14,7 +14,7 @@ from django.db.models import Model
 from ..exceptions import ConfigurationError
 from .guard import Guard
 
-_MANY = 20  # names in an error
+_MANY = 20  # names in an error, the nearest ones
 
 
 class Plans:
@@ -96,8 +96,7 @@ class Registry:
         except KeyError:
             names = sorted(self._guards)
             if len(names) > _MANY:
-                names = get_close_matches(name, names, _MANY, 0.5) or names[:_MANY]
-                names.append(f"and {len(self._guards) - len(names)} others")
+                names = sorted(get_close_matches(name, names, _MANY, 0.0))
             known = ", ".join(names) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 
@@ -116,8 +115,7 @@ class Registry:
     def importing(self) -> Iterator[None]:
         """Swallow an error of the block, and undo the registrations of the modules that it could not import.
 
-        These are imported again later, and raise then. Those that it could import are not: Python imports a module
-        once.
+        These are imported again later, and raise then.
         """
         try:
             yield

@@ -12,7 +12,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
-from ..process import LogOnce
+from ..process import log_once
 from ..state import table as states
 from ..state.active_filter import ActiveFilter
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS
@@ -53,7 +53,6 @@ class GuardRuntime:
         self._guard = guard
         #: What the last ABSENT rested on: :attr:`ActiveFilter.last_check`, the leased state row, the database to read.
         self.last_absent: tuple[Any, State | None, str] = (None, None, "")
-        self._log = LogOnce()
         #: The counters of this process.
         self.counters = counters.counts.of(guard.name)
 
@@ -291,7 +290,7 @@ class GuardRuntime:
 
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
-        self._log.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
+        log_once.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
 
 
 #: The read of the state rows that is under way for each event loop.

@@ -7,8 +7,7 @@ trusted if both of these are certain:
   statement. What any other code may do to the ``search_path`` is not known without a query, so the request passes.
 - that the filter has all rows of the scope. A build adds the marks of each scope that it is going to read, before it
   announces the generation: keys that no row has. So a tenant or a shard that is newer than the filter has no marks, and
-  its requests pass until the next build. The marks contain the OID of the table: one that was dropped and made anew
-  under the same name has others.
+  its requests pass until the next build. The marks contain the OID of the table: one that was made anew has others.
 
 The key of a written row begins with the scope that it was written to; after the statement, PostgreSQL is asked to which
 schema the table's name leads. The guard is fenced in three cases:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ..process import LogOnce, own_lock
+from ..process import log_once, own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..verdicts import ABSENT, CAUGHT, Decision
@@ -39,7 +39,6 @@ class SpotChecks:
 
     def __init__(self) -> None:
         self._last = float("-inf")
-        self._log = LogOnce()
         self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
@@ -53,9 +52,9 @@ class SpotChecks:
         try:
             if not self.is_due(guard):
                 return ABSENT
-            self._last = guard._runtime.active_filter.table.clock()
-            key = guard._meta.keys.key(value)
             active = guard._runtime.active_filter
+            self._last = active.table.clock()
+            key = guard._meta.keys.key(value)
             if not is_denied(lambda: _exists(guard, value, key), lambda: active.ask(key) is ABSENT):
                 return ABSENT
             reason = "a spot check found a row that the filter does not have, so a request would have been answered 404"
@@ -64,7 +63,7 @@ class SpotChecks:
             return CAUGHT
         except Exception as error:
             # Without the error's text, which may name the value.
-            self._log.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
+            log_once.warning("bloomguard could not spot-check the guard %s: %s", guard.name, type(error).__name__)
             return ABSENT
         finally:
             self._turn.release()
@@ -74,8 +73,7 @@ def is_denied(exists: Callable[[], bool], denies: Callable[[], bool]) -> bool:
     """Return whether the row ``exists`` and the filter still ``denies`` it.
 
     The filter has denied it once already. A row that was created since is in the filter before it can be seen, so the
-    filter is queried again after the database. Both are done twice, because the row may be deleted in between and leave
-    the filter.
+    filter is queried again after the database. Both are done twice: in between the row may be deleted, and leave it.
     """
     return all(exists() and denies() for _ in range(2))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from django.db import connections
 
-from ..process import LogOnce, is_test_run
+from ..process import is_test_run, log_once
 
 _NAMES = "NAME", "HOST", "PORT"
 #: What names a database in its settings. Raises :class:`KeyError` if a project has added an alias without some.
@@ -26,7 +26,6 @@ class Strayed:
     def __init__(self) -> None:
         #: Alias -> what :data:`named` its database first; ``None``: no guard answers by it in this process.
         self.databases: dict[str, tuple[Any, ...] | None] = {}
-        self._log = LogOnce()
 
     def adopt_databases(self) -> None:
         """Remember the databases that the settings name now."""
@@ -60,7 +59,7 @@ class Strayed:
         if is_test_run():  # which replaces the databases, and builds its filters later
             self.databases[alias] = here
             return False
-        self._log.warning(
+        log_once.warning(
             "bloomguard: the database of alias %r is another one than when Django started, so its guards pass every "
             "request; give each database an alias of its own, and the guards scope = 'database'",
             alias,

@@ -37,7 +37,7 @@ from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import LogOnce, after_fork, own_lock, seconds
+from ..process import after_fork, log_once, own_lock, seconds
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .misses import confirm_missing
@@ -45,8 +45,6 @@ from .misses import confirm_missing
 #: Seconds between two reads of the cache while another process loads.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.05
 _MISSING: Any = object()
-_WITHOUT = "bloomguard loads values without the cache because the cache failed"
-_log = LogOnce()
 T = TypeVar("T")
 
 
@@ -84,7 +82,13 @@ def get_or_load(
     if decision.verdict is Verdict.ABSENT:
         guard._runtime.counters[AVOIDED]()
         return None
-    found: T | None = _get(_Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience))
+    call = _Call(caches[cache], cache, _key(guard, value), lambda: load(value), timeout, patience, is_async=False)
+    try:
+        _fetch(call).send(None)  # runs to its end, as nothing suspends it
+    except StopIteration as returned:
+        found: T | None = returned.value
+    except _Stopped as stopped:
+        raise stopped.args[0] from None
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         confirm_missing(guard, value)
@@ -108,9 +112,8 @@ async def aget_or_load(
         guard._runtime.counters[AVOIDED]()
         return None
     scope = cache, asyncio.get_running_loop()
-    found: T | None = await _aget(
-        _Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience)
-    )
+    call = _Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience, is_async=True)
+    found: T | None = await _fetch(call)
     if found is None and decision.verdict is Verdict.MAYBE:
         await sync_to_async(confirm_missing)(guard, scoped)
     return found
@@ -144,12 +147,18 @@ class Flight:
     result: Any = _MISSING
 
 
+class _Stopped(Exception):
+    """Carries a ``StopIteration`` of ``load``, which Python lets no coroutine raise."""
+
+
 @dataclass
 class _Call:
     """One call: its cache and key, how to load, and how long to keep the value and to wait for others.
 
     Callers of one ``scope`` can wait for each other: threads, or the tasks of one event loop. The scope has the alias
     of the cache too, because two caches may get different values for one key.
+
+    The algorithm below is written once. Only these methods differ: for a thread they block, and never suspend.
     """
 
     cache: Any
@@ -158,12 +167,57 @@ class _Call:
     load: Callable[[], Any]
     timeout: float | None
     patience: float
+    is_async: bool
+
+    async def ask(self, operation: str, *args: Any, otherwise: Any = None) -> Any:
+        """Call a method of the cache; return ``otherwise`` if it fails."""
+        try:
+            if self.is_async:
+                return await getattr(self.cache, f"a{operation}")(*args)
+            return getattr(self.cache, operation)(*args)
+        except Exception as error:
+            log_once.error(error, "bloomguard loads values without the cache because the cache failed")
+            return otherwise
+
+    async def load_and_cache(self) -> Any:
+        try:
+            value = await self.load() if self.is_async else self.load()
+        except ObjectDoesNotExist:
+            return None
+        except StopIteration as error:
+            raise _Stopped(error) from error
+        if value is not None and self.key is not None:
+            await self.ask("set", self.key, value, self.jittered())
+        return value
 
     def jittered(self) -> float | None:
         """Return the timeout minus up to a tenth."""
         if self.timeout is None or self.timeout <= 0:
             return self.timeout
         return self.timeout - random.randint(0, int(self.timeout) // 10)  # noqa: S311  # no secret
+
+    def new_future(self) -> Any:
+        return asyncio.get_running_loop().create_future() if self.is_async else futures.Future()
+
+    async def wait(self, done: Any, timeout: float) -> None:
+        if self.is_async:
+            await asyncio.wait([done], timeout=timeout)
+        else:
+            futures.wait([done], timeout)
+
+    async def sleep(self, pause: float) -> None:
+        if self.is_async:
+            await asyncio.sleep(pause)
+        else:
+            time.sleep(pause)
+
+    async def is_in_transaction(self) -> bool:
+        """Return whether a load may see other rows than those of other callers: an older snapshot, own writes."""
+        return await sync_to_async(_is_in_transaction)() if self.is_async else _is_in_transaction()
+
+
+def _is_in_transaction() -> bool:
+    return any(map(has_begun, connections.all(initialized_only=True)))
 
 
 class Flights:
@@ -177,13 +231,13 @@ class Flights:
     def _after_fork(self) -> None:
         self._under_way = {}  # the parent's threads do not run in this process
 
-    def join(self, call: _Call, now: float, future: Callable[[], Any]) -> tuple[Flight, bool]:
+    def join(self, call: _Call, now: float) -> tuple[Flight, bool]:
         """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
         with self._lock:
             flight = self._under_way.get((call.scope, call.key))
             if flight is not None and now - flight.began < call.patience:
                 return flight, False
-            flight = self._under_way[call.scope, call.key] = Flight(now, future())
+            flight = self._under_way[call.scope, call.key] = Flight(now, call.new_future())
             return flight, True
 
     def land(self, call: _Call, flight: Flight, result: Any) -> None:
@@ -198,147 +252,53 @@ class Flights:
 flights = Flights()
 
 
-def _is_in_transaction() -> bool:
-    """Return whether a load in this thread may see other rows than those of others: an older snapshot, own writes."""
-    return any(map(has_begun, connections.all(initialized_only=True)))
-
-
-# -- for threads; below, the same for tasks of an event loop
-
-
-def _get(call: _Call) -> Any:
+async def _fetch(call: _Call) -> Any:
     """Return the cached value, or load it once for all callers; ``None`` if there is no value.
 
     Without a key, load without the cache and without waiting.
     """
     if call.key is None:
-        return _load(call)
-    if (found := _try(call.cache, "get", call.key)) is not None:
+        return await call.load_and_cache()
+    if (found := await call.ask("get", call.key)) is not None:
         return found
     arrived = seconds()
     deadline = arrived + 2 * call.patience
     while (now := seconds()) < deadline:
-        flight, is_mine = flights.join(call, now, futures.Future)
+        flight, is_mine = flights.join(call, now)
         if is_mine:
             shared = _MISSING
             try:
-                found = _load_for_all(call)
-                if found is not None or not _is_in_transaction():
+                found = await _load_for_all(call)
+                if found is not None or not await call.is_in_transaction():
                     shared = found
             finally:
                 flights.land(call, flight, shared)
             return found
-        futures.wait([flight.done], min(flight.began + call.patience, deadline) - now)
+        await call.wait(flight.done, min(flight.began + call.patience, deadline) - now)
         result = flight.result
-        if result is None and flight.began >= arrived and not _is_in_transaction():
+        if result is None and flight.began >= arrived and not await call.is_in_transaction():
             return None
         if result is not None and result is not _MISSING:
             # Read a copy from the cache if it has one: threads that share an object would see each other's changes.
-            found = _try(call.cache, "get", call.key)
+            found = await call.ask("get", call.key)
             return result if found is None else found
-    return _load(call)
+    return await call.load_and_cache()
 
 
-def _load_for_all(call: _Call) -> Any:
+async def _load_for_all(call: _Call) -> Any:
     """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
     deadline, pause = seconds() + call.patience, _FIRST_PAUSE
-    try:
-        while not _try(call.cache, "add", claim, token, call.patience, otherwise=True):
-            if seconds() >= deadline:
-                return _load(call)
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-            if (found := _try(call.cache, "get", call.key)) is not None:
-                return found
-        found = _try(call.cache, "get", call.key)  # another process may have cached it before our claim
-        return _load(call) if found is None else found
-    finally:
-        if _try(call.cache, "get", claim) == token:
-            _try(call.cache, "delete", claim)
-
-
-def _load(call: _Call) -> Any:
-    try:
-        value = call.load()
-    except ObjectDoesNotExist:
-        return None
-    if value is not None and call.key is not None:
-        _try(call.cache, "set", call.key, value, call.jittered())
-    return value
-
-
-def _try(cache: Any, operation: str, *args: Any, otherwise: Any = None) -> Any:
-    """Call a method of the cache; return ``otherwise`` if it fails."""
-    try:
-        return getattr(cache, operation)(*args)
-    except Exception as error:
-        _log.error(error, _WITHOUT)
-        return otherwise
-
-
-# -- for tasks
-
-
-async def _aget(call: _Call) -> Any:
-    if call.key is None:
-        return await _aload(call)
-    if (found := await _atry(call.cache, "aget", call.key)) is not None:
-        return found
-    arrived = seconds()
-    deadline = arrived + 2 * call.patience
-    while (now := seconds()) < deadline:
-        flight, is_mine = flights.join(call, now, asyncio.get_running_loop().create_future)
-        if is_mine:
-            shared = _MISSING
-            try:
-                found = await _aload_for_all(call)
-                if found is not None or not await sync_to_async(_is_in_transaction)():
-                    shared = found
-            finally:
-                flights.land(call, flight, shared)
-            return found
-        await asyncio.wait([flight.done], timeout=min(flight.began + call.patience, deadline) - now)
-        result = flight.result
-        if result is None and flight.began >= arrived and not await sync_to_async(_is_in_transaction)():
-            return None
-        if result is not None and result is not _MISSING:
-            found = await _atry(call.cache, "aget", call.key)
-            return result if found is None else found
-    return await _aload(call)
-
-
-async def _aload_for_all(call: _Call) -> Any:
-    token, claim = secrets.token_hex(8), f"{call.key}:loading"
-    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
     try:  # a task that is cancelled while it claims may have made the claim
-        while not await _atry(call.cache, "aadd", claim, token, call.patience, otherwise=True):
+        while not await call.ask("add", claim, token, call.patience, otherwise=True):
             if seconds() >= deadline:
-                return await _aload(call)
-            await asyncio.sleep(pause)
+                return await call.load_and_cache()
+            await call.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
-            if (found := await _atry(call.cache, "aget", call.key)) is not None:
+            if (found := await call.ask("get", call.key)) is not None:
                 return found
-        found = await _atry(call.cache, "aget", call.key)
-        return await _aload(call) if found is None else found
+        found = await call.ask("get", call.key)  # another process may have cached it before our claim
+        return await call.load_and_cache() if found is None else found
     finally:
-        if await _atry(call.cache, "aget", claim) == token:
-            await _atry(call.cache, "adelete", claim)
-
-
-async def _aload(call: _Call) -> Any:
-    try:
-        value = await call.load()
-    except ObjectDoesNotExist:
-        return None
-    if value is not None and call.key is not None:
-        await _atry(call.cache, "aset", call.key, value, call.jittered())
-    return value
-
-
-async def _atry(cache: Any, operation: str, *args: Any, otherwise: Any = None) -> Any:
-    try:
-        return await getattr(cache, operation)(*args)
-    except Exception as error:
-        _log.error(error, _WITHOUT)
-        return otherwise
+        if await call.ask("get", claim) == token:
+            await call.ask("delete", claim)

@@ -22,13 +22,12 @@ from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
 from ..guards.places import in_a_thread
 from ..guards.short_check import MOST_KNOWN, Known
-from ..process import LogOnce
+from ..process import log_once
 from ..verdicts import MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
-_log = LogOnce()
 
 #: The key under which the door passes them on to the middleware, with the guards that answered MAYBE.
 KNOWN = "bloomguard.known"
@@ -71,7 +70,7 @@ class LookupContext:
                 raise TypeError("applies() returned an awaitable; define it without async")
             return applies
         except Exception as error:
-            _log.error(error, "bloomguard: guard %s passes requests, because its applies() failed", guard.name)
+            log_once.error(error, "bloomguard: guard %s passes requests, because its applies() failed", guard.name)
             return False
         finally:
             contexts.set(before)
@@ -194,7 +193,7 @@ def compare_rows(context: LookupContext, guard: Guard, value: Any, result: Any) 
         if result and _filter_denies(guard, value):
             _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
     except Exception as error:
-        _log.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
+        log_once.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
 
 
 def compare_status(guard: Guard, value: Any, status: int) -> None:
@@ -208,12 +207,12 @@ def compare_status(guard: Guard, value: Any, status: int) -> None:
         if status not in (404, 410) and _filter_denies(guard, value):
             _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")
     except Exception as error:
-        _log.error(error, "bloomguard could not compare a response in shadow mode")
+        log_once.error(error, "bloomguard could not compare a response in shadow mode")
 
 
 def _count_harm(guard: Guard, what: str) -> None:
     guard._runtime.counters[WOULD_HARM]()
-    _log.log(logging.ERROR, "bloomguard: guard %s in shadow mode: %s", guard.name, what)
+    log_once.log(logging.ERROR, "bloomguard: guard %s in shadow mode: %s", guard.name, what)
 
 
 def _filter_denies(guard: Guard, value: Any) -> bool:

@@ -75,8 +75,7 @@ def _against(guard: Guard, value: Any, using: str) -> tuple[str, Any] | None:
 def confirm_missing(guard: Guard, value: Any) -> None:
     """Query the database for ``value`` after a loader found nothing, and put a miss into the negative cache.
 
-    Does not query if the value cannot be put there, or was queried or added recently, nor inside a transaction, which
-    may see other rows than other connections do.
+    Does not query if the value cannot be put there, was queried or added recently, or inside a transaction.
     """
     try:
         meta, active = guard._meta, guard._runtime.active_filter

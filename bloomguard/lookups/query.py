@@ -1,8 +1,7 @@
 """Inspect a SELECT: does it look up one row of a guard, and by which key?
 
 A guard may answer a query that can only return rows of its table whose key equals a value, and only rows that are in
-the guard's filter: with ``alive``, the query must have its conditions. The database answers any query that this module
-does not recognize.
+the guard's filter: with ``alive``, the query must have its conditions. The database answers any other query.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class RowLookup:
     def is_pure(self, query: Query) -> bool:
         """Return whether a row with the key is probably missing if ``query`` finds none.
 
-        It has only the key and ``alive``, no join, no offset. Else a statement of our own would ask for each row that
-        exists, but that a view hides.
+        Else a statement of our own would ask for each row that exists, but that a view hides.
         """
         if query.low_mark or query.high_mark == 0 or query.select_related or len(query.alias_map) != 1:
             return False
@@ -129,9 +127,7 @@ def is_plain(query: Query) -> bool:
 
     An aggregate in the WHERE or the ORDER BY is left to :mod:`~bloomguard.lookups.certainty`.
     """
-    if query.combinator or query.select_for_update or query.explain_info:
-        return False
-    if query.extra or query.extra_tables:
+    if query.combinator or query.select_for_update or query.explain_info or query.extra or query.extra_tables:
         return False
     if query.group_by is not None:
         # Without rows, a GROUP BY of columns gives no group. One of constants alone is not a GROUP BY.

@@ -27,7 +27,7 @@ from ..guards.counters import FALSE_POSITIVE
 from ..guards.fields import EXACT, djangos_class
 from ..guards.scopes import DATABASE
 from ..guards.strayed import strayed
-from ..process import LogOnce
+from ..process import log_once
 from ..state.transactions import is_aborted
 from ..verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import is_by_hand, may_omit_reads
@@ -39,7 +39,6 @@ from .query import NO_KEY, RowLookup, concrete
 
 Execute = Callable[..., Any]
 
-_log = LogOnce()
 
 #: Values of the hot path.
 _PLAIN = frozenset({int, str, UUID})
@@ -77,7 +76,7 @@ def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
                 found = (*found, RowLookup(guard, model))
         except Exception as error:  # a mistake in one guard must not stop the queries of others
             errors += 1
-            _log.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
+            log_once.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
     for lookup in found:
         others = [column for other in found if other is not lookup for column in other.places]
         if len(lookup.guard._meta.fields) == 1 and methods <= set(lookup.guard.methods):
@@ -100,10 +99,7 @@ def answers_queries(guard: Guard) -> bool:
 
 def _selecting(execute: Execute) -> Execute:
     def execute_sql(
-        self: Any,
-        result_type: str = MULTI,
-        chunked_fetch: bool = False,
-        chunk_size: int = GET_ITERATOR_CHUNK_SIZE,
+        self: Any, result_type: str = MULTI, chunked_fetch: bool = False, chunk_size: int = GET_ITERATOR_CHUNK_SIZE
     ) -> Any:
         context = contexts.get()
         if context is None or context.is_over:
@@ -134,7 +130,7 @@ def _selecting(execute: Execute) -> Execute:
                 if is_select and result_type in (MULTI, SINGLE):
                     asked = _ask(context, self, lookups)
             except Exception as error:
-                _log.error(error, "bloomguard sends queries that it could answer, because of an internal error")
+                log_once.error(error, "bloomguard sends queries that it could answer, because of an internal error")
             if asked is None:
                 return execute(self, result_type, chunked_fetch, chunk_size)
             lookup, value, decision = asked
@@ -224,7 +220,7 @@ def _record_false_positive(
             guard._runtime.counters[FALSE_POSITIVE]()
             context.forget(guard, value)  # the next check finds it in the negative cache
     except Exception as error:
-        _log.error(error, "bloomguard could not record a false positive, because of an internal error")
+        log_once.error(error, "bloomguard could not record a false positive, because of an internal error")
 
 
 # -- the methods whose queries no guard answers

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from argparse import ArgumentTypeError
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
+from ..state.table import table
 
 #: Sleeps and dates overflow long after this.
 _TEN_YEARS = 3650 * 86400
@@ -80,9 +81,22 @@ class GuardsCommand(_Command):
         if self._is_verbose:
             self.stdout.write(text)
 
-    def progress(self, guard: Guard, bars: ExitStack) -> ProgressBar:
-        """Return a progress bar for one of several guards, which share ``bars``."""
-        return ProgressBar(guard, bars, self._is_quiet)
+    def progress(self, guard: Guard, bars: ExitStack) -> Callable[[int, int], None]:
+        """Return a function that shows progress, in a bar that closes the one before it in ``bars``."""
+        bar: tqdm[Any] | None = None
+
+        def show(done: int, total: int) -> None:
+            nonlocal bar
+            if bar is None:
+                bars.close()
+                # `None` shows it on a terminal alone: cron would mail every step.
+                off = True if self._is_quiet else None
+                bar = tqdm(desc=guard.name, unit=" rows", unit_scale=True, disable=off, file=sys.stderr)
+                bars.enter_context(bar)
+            bar.total = total
+            bar.update(done - bar.n)
+
+        return show
 
 
 class UrlsCommand(_Command):
@@ -105,6 +119,12 @@ class UrlsCommand(_Command):
         raise NotImplementedError
 
 
+def refuse_unmigrated() -> None:
+    """Raise :class:`CommandError` if the database has no state rows. Raises :class:`DatabaseError`."""
+    if missing := table.missing():
+        raise CommandError(missing)
+
+
 @contextmanager
 def _stopped_as_by_ctrl_c() -> Iterator[None]:
     """Let SIGTERM, by which containers and systemd stop a process, end the block as Ctrl-C does: it cleans up."""
@@ -116,24 +136,6 @@ def _stopped_as_by_ctrl_c() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-class ProgressBar:
-    """The progress bar of one guard, shown from its first page until the next guard's first page."""
-
-    def __init__(self, guard: Guard, stack: ExitStack, quiet: bool) -> None:
-        self._guard, self._stack, self._quiet = guard, stack, quiet
-        self._bar: tqdm[Any] | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._bar is None:
-            self._stack.close()
-            # `None` shows it on a terminal alone: cron would mail every step.
-            off = True if self._quiet else None
-            bar = tqdm(desc=self._guard.name, unit=" rows", unit_scale=True, disable=off, file=sys.stderr)
-            self._bar = self._stack.enter_context(bar)
-        self._bar.total = total
-        self._bar.update(done - self._bar.n)
 
 
 def _module(text: str) -> str:

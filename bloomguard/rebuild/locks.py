@@ -7,6 +7,7 @@ the last of these transactions.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -18,6 +19,7 @@ from typing import Any
 from django.db import OperationalError, connections
 from django.utils import timezone
 
+from ..conf import PAGES
 from ..exceptions import BuilderBusy, RebuildError
 from ..state.connection import new_connection
 from ..state.row import State
@@ -25,10 +27,14 @@ from ..state.table import StateTable
 from ..state.transactions import has_begun
 from .proof import NO_PROOF, Proof
 
+logger = logging.getLogger("bloomguard")
+
 #: A builder is dead if its last heartbeat is older than this, or as far ahead.
 DEAD_AFTER_SECONDS = 60.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
+#: After how long it says so.
+_SILENT_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 #: On MySQL and MariaDB: the locks that are tried in turn, and for how many seconds.
 _READ_LOCK_SECONDS = 5
@@ -110,12 +116,9 @@ def wait_for_writers(
     connection = connections[using]
     if connection.vendor == "postgresql":
         holders = _postgresql_writers(using, tables, proof)
-        polls = 0
+        waited = 0.0
         while holders:
-            if polls * _POLL_SECONDS >= MAX_WAIT_SECONDS:
-                raise _never_ended(tables)
-            polls += 1
-            sleep(_POLL_SECONDS)
+            waited = _wait(tables, waited, _POLL_SECONDS, sleep)
             holders &= _postgresql_writers(using, tables, proof)
         return
     refuse_transaction([using])  # SQLite would wait for itself, LOCK TABLES would commit it
@@ -159,10 +162,7 @@ def _wait_for_mysql_writers(cursor: Any, table: str, sleep: Callable[[float], No
     """
     waited, quoted = 0.0, cursor.db.ops.quote_name(table)
     while not any(_is_locked(cursor, quoted, *each) for each in _TRIES):
-        if waited >= MAX_WAIT_SECONDS:
-            raise _never_ended([table])
-        waited += _POLL_SECONDS + sum(seconds for _, seconds in _TRIES)
-        sleep(_POLL_SECONDS)
+        waited = _wait([table], waited, _POLL_SECONDS + sum(seconds for _, seconds in _TRIES), sleep)
 
 
 def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
@@ -180,8 +180,23 @@ def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
     return True
 
 
-def _never_ended(tables: Collection[str]) -> RebuildError:
-    return RebuildError(
-        f"a transaction that wrote {', '.join(sorted(tables))} has been open for {MAX_WAIT_SECONDS / 3600:g} hours; "
-        "end it, then run rebuild_filter again"
-    )
+def _wait(tables: Collection[str], waited: float, step: float, sleep: Callable[[float], None]) -> float:
+    """Sleep, and return ``waited + step``, the seconds since the wait began; log once that it takes long.
+
+    Raises :class:`RebuildError` after :data:`MAX_WAIT_SECONDS`.
+    """
+    names = ", ".join(sorted(tables))
+    if waited >= MAX_WAIT_SECONDS:
+        raise RebuildError(
+            f"a transaction that wrote {names} has been open for {MAX_WAIT_SECONDS:,.0f} s; end it, then run "
+            "rebuild_filter again"
+        )
+    if waited < _SILENT_SECONDS <= waited + step:
+        logger.warning(
+            "bloomguard: the rebuild waits for an open transaction that wrote %s, for %d s at most: see %s",
+            names,
+            MAX_WAIT_SECONDS,
+            f"{PAGES}troubleshooting.md#rebuild_filter-fails",
+        )
+    sleep(_POLL_SECONDS)
+    return waited + step

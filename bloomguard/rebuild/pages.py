@@ -1,18 +1,189 @@
-"""Pages of keys that a scan reads, and adding them to a generation: a thread hashes one while the next is read."""
+"""Pages of keys that a scan reads, and adding them to a generation.
+
+The database aggregates a page into one value; from MySQL and MariaDB it is read row by row, as aggregating takes them
+longer than sending. A thread hashes one page while the next is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+import uuid
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
+from django.db.backends.base.base import BaseDatabaseWrapper
+
+from ..exceptions import RebuildError
+from ..filters.bulk import np
 from ..stores import Generation
 
 if TYPE_CHECKING:
     from ..filters.base import Keys
+
+
+@dataclass(frozen=True)
+class Scan:
+    """How a page of keys is read as one value.
+
+    ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, rows are fetched while the server sends them,
+    and the value is the list of what ``pack(rows)`` made of a few at a time. ``unpack(value, rows)`` returns the keys,
+    and raises :class:`RebuildError` if some are missing.
+
+    Pages are in the order of the keys, and ``last(value)`` returns the key after which the next page begins: to find
+    the greatest one would take the database a tenth of the scan. Each database gathers in the order of the page; if it
+    did not, the next page would repeat rows, and none would be lost. With ``by_pk`` they are in the order of the
+    primary key, an integer, and ``unpack`` may return a wrong number of keys: such a page is read by rows.
+    """
+
+    gather: str
+    unpack: Callable[[Any, int], Any]
+    last: Callable[[Any], Any] | None = None
+    pack: Callable[[Sequence[Any]], Any] = list
+    by_pk: bool = False
+
+
+#: Rows that are Python objects at a time: more of them do not stay in the processor's cache.
+_STREAMED = 2_000
+
+
+def unbuffered_cursor(connection: BaseDatabaseWrapper) -> Any:
+    """Return the class of the cursors of mysqlclient and PyMySQL that fetch while the server sends, or ``None``."""
+    driver = getattr(connection, "Database", None)
+    return getattr(getattr(driver, "cursors", None), "SSCursor", None)
+
+
+def binary_cursor(connection: BaseDatabaseWrapper, sql: str, parameters: Any) -> Any:
+    """Run the query with a cursor that receives ``bytea`` in binary form; return ``None`` without psycopg 3.
+
+    Django's cursors bind parameters on the client and cannot receive binary data. A plain psycopg cursor can, if the
+    parameters are bound by ``mogrify`` before.
+    """
+    raw: Any = connection.connection
+    try:
+        from psycopg import ClientCursor, Connection, Cursor
+    except ImportError:
+        return None
+    if not isinstance(raw, Connection):
+        return None
+    return Cursor(raw).execute(ClientCursor(raw).mogrify(sql, parameters), binary=True)
+
+
+def streamed(
+    connection: BaseDatabaseWrapper, sql: str, parameters: Any, pack: Callable[[Sequence[Any]], Any]
+) -> tuple[list[Any], int, Any]:
+    """Return what ``pack`` makes of the rows, their number, and the last value of the last one.
+
+    Closing the cursor reads what an exception has left: otherwise it would be in the way of the next statement.
+    """
+    packed, count, last = [], 0, None
+    with (
+        connection.wrap_database_errors,
+        closing(connection.connection.cursor(unbuffered_cursor(connection))) as cursor,
+    ):
+        cursor.execute(sql, parameters)
+        while rows := cursor.fetchmany(_STREAMED):
+            packed.append(pack(rows))
+            count += len(rows)
+            last = rows[-1][-1]
+    return packed, count, last
+
+
+def _packed_integers(rows: Sequence[Any]) -> Any:
+    try:
+        return np.fromiter(chain.from_iterable(rows), np.int64, len(rows))
+    except OverflowError:  # from 2**63 on, in an unsigned column: a key is the same 64 bits without a sign
+        return np.fromiter(chain.from_iterable(rows), np.uint64, len(rows)).view(np.int64)
+    except TypeError:  # NULL
+        raise RebuildError("a page holds other values than integers: the column has other values too") from None
+
+
+def _integers(numbers: Any, rows: int) -> Any:
+    if len(numbers) != rows:
+        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
+    return numbers
+
+
+def _binary_integers(gathered: Any, rows: int) -> Any:
+    return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
+
+
+def _decimal_integers(gathered: Any, rows: int) -> Any:
+    try:
+        numbers: Any = np.fromstring(gathered, np.int64, sep=",")
+    except (ValueError, DeprecationWarning):
+        numbers = []
+    # Older versions of numpy only warn, and return the part that they could parse.
+    whole = len(numbers) > 0 and gathered.rpartition(",")[2] == str(numbers[-1])
+    return _integers(numbers if whole else numbers[:-1], rows)
+
+
+def _last_integer(gathered: str) -> int:
+    try:
+        return int(gathered[gathered.rfind(",") + 1 :])
+    except ValueError:
+        raise RebuildError("a page of integers ends otherwise: the column has other values too") from None
+
+
+def _uuids(data: bytes, rows: int) -> bytes:
+    if len(data) != 16 * rows:
+        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
+    return data
+
+
+def _hexadecimal_uuids(gathered: str, rows: int) -> bytes:
+    try:
+        data = bytes.fromhex(gathered.replace("-", ""))  # which skips the spaces
+    except ValueError:
+        data = b""
+    return _uuids(data, rows)
+
+
+def _last_stored(gathered: str) -> str:
+    """Return the last UUID of a page as it is stored: that is what the next page is compared with."""
+    return gathered.rpartition(" ")[2]
+
+
+#: What is between two texts of a page, and stands for NULL. A page with more of them, and so with more texts than rows,
+#: is read by rows.
+_SEPARATOR = "\x01"
+
+
+def _texts(gathered: str, rows: int) -> list[bytes]:
+    return gathered.encode().split(_SEPARATOR.encode())
+
+
+SCANS = {
+    ("postgresql", "integer"): Scan(
+        "string_agg(int8send(bloomguard_key::int8), ''::bytea)",
+        _binary_integers,
+        lambda gathered: int.from_bytes(gathered[-8:], "big", signed=True),
+    ),
+    ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
+    ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
+    ("postgresql", "uuid"): Scan(
+        "string_agg(uuid_send(bloomguard_key), ''::bytea)",
+        lambda gathered, rows: _uuids(bytes(gathered), rows),
+        lambda gathered: uuid.UUID(bytes=bytes(gathered[-16:])),
+    ),
+    ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, ' ')", _hexadecimal_uuids, _last_stored),
+    ("mysql", "uuid"): Scan(
+        "",
+        lambda packed, rows: _hexadecimal_uuids(" ".join(packed), rows),
+        pack=lambda rows: " ".join(text or "" for (text,) in rows),
+    ),
+    ("postgresql", "text"): Scan("string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, by_pk=True),
+    ("sqlite", "text"): Scan("group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, by_pk=True),
+    ("mysql", "text"): Scan(
+        "",
+        lambda packed, rows: list(chain.from_iterable(packed)),
+        pack=lambda rows: [text.encode() for text, _ in rows if type(text) is str],
+        by_pk=True,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -31,10 +202,22 @@ class KeyPage:
         return self.make()
 
 
-def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int], None]) -> int:
+def overlapped(work: Callable[[Any], Any], items: Iterable[Any]) -> Generator[Any]:
+    """Yield ``work(item)`` of each item, done in a thread while the next item is read."""
+    with ThreadPoolExecutor(1) as thread:
+        pending: Future[Any] | None = None
+        for item in items:
+            if pending is not None:
+                yield pending.result()
+            pending = thread.submit(work, item)
+        if pending is not None:
+            yield pending.result()
+
+
+def fill(generation: Generation, pages: Generator[KeyPage], progress: Callable[[int], None]) -> int:
     """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
 
-    ``read(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
+    ``progress(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
     """
     rows = 0
     # Close the pages here, not when they are collected: their connection may be closed by then.
@@ -44,12 +227,8 @@ def fill(generation: Generation, pages: Generator[KeyPage], read: Callable[[int]
             rows += page.rows
             if pending is not None:
                 pending.result()
-            pending = hasher.submit(_add, generation, page)
-            read(rows)
+            pending = hasher.submit(lambda page: generation.add_many(page.keys), page)
+            progress(rows)
         if pending is not None:
             pending.result()
     return rows
-
-
-def _add(generation: Generation, page: KeyPage) -> None:
-    generation.add_many(page.keys)

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from ..exceptions import BloomGuardError, RebuildError, StoreError
 from ..filters import FilterError
-from ..filters.layout import KeysSummary, Layout, choose
+from ..filters.layout import KeysSummary, Layout, bitmap_of, choose
 from ..guards import Guard
 from ..models import GuardState
 from ..state.row import ARMED, State, held_by_hand, locate_store
@@ -171,11 +171,7 @@ def _kind(guard: Guard, summary: KeysSummary, capacity: int) -> dict[str, Any]:
         return {"kind": wanted}
     if guard._meta.keys.width != 8:
         raise RebuildError(f"{guard.name}: filter is 'bitmap', which holds only integers and dates, without scopes")
-    low = 1 if summary.low is None else summary.low
-    high = low if summary.high is None else summary.high
-    # The range is extended upwards in the same proportion as the number of rows may grow.
-    reach = (high - low + 1) * capacity // max(summary.count, 1)
-    return {"kind": wanted, "low": low, "high": max(high, low + reach - 1)}
+    return bitmap_of(summary, capacity)
 
 
 def assess(guard: Guard, max_age: float | None = None) -> Need:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from traceback import clear_frames
 from typing import Any
 
 from django.db import DatabaseError
@@ -187,7 +188,7 @@ class Rebuild:
         if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._seen, self._stored = seen, self.store.names(self.guard.name)
-        self._name = standby.new_name(secrets.token_hex(12), seen.here)
+        self._name = standby.prefix_of(seen.here) + secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         return self._generation
 
@@ -390,7 +391,8 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
             wait(lambda: sleep(EXPIRY_SECONDS))
         for one, state in retiring:
             one.retire(state)
-    except BaseException:
+    except BaseException as error:
+        clear_frames(error.__traceback__)  # while a cursor in one reads, SQLite refuses to change the state row
         for one in rebuilds:
             one.withdraw()
         raise

@@ -92,8 +92,6 @@ _RELATIONS = {
     "v": "a view, which may show other rows in another session",
     "f": "a foreign table, whose rows are written elsewhere",
 }
-
-
 #: Foreign tables below a partitioned or inherited table, and the subscriptions that write it or a table below it.
 _FED = (
     "WITH RECURSIVE below AS (SELECT to_regclass(%s)::oid AS oid "
@@ -109,9 +107,9 @@ _FED = (
 class Refusal:
     """Why a guard may not be armed: ``reason`` continues after the guard's name, ``id`` is that of the system check."""
 
-    id: str
     reason: str
     cure: str
+    id: str = "bloomguard.W136"
 
     def __str__(self) -> str:
         return f"{self.reason}. {self.cure}"
@@ -127,20 +125,17 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
                 if guard._meta.normalizes:
                     continue
             kind = type(value_field(field)).__name__
-            yield Refusal(
-                "bloomguard.W105",
-                f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made",
-                f"{cure}.",
-            )
+            reason = f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made"
+            yield Refusal(reason, f"{cure}.", "bloomguard.W105")
     for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
-        yield Refusal("bloomguard.W113", f"alive is not allowed: it {doubt}", alive.CURE)
+        yield Refusal(f"alive is not allowed: it {doubt}", alive.CURE, "bloomguard.W113")
 
 
 def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator[Refusal]:
     """Yield the reasons that are found in the database; raises :class:`DatabaseError`."""
     if connection.vendor not in _COMPUTED:
         reason = f"of {connection.display_name} no way is known to wait for open transactions: rows would be missed"
-        yield Refusal("bloomguard.W136", reason, "Guard tables of PostgreSQL, SQLite, MariaDB or MySQL.")
+        yield Refusal(reason, "Guard tables of PostgreSQL, SQLite, MariaDB or MySQL.")
         return
     for table in sorted(guard._meta.tables):
         of_table = _of_postgresql if connection.vendor == "postgresql" else _of_table
@@ -149,20 +144,20 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
                 yield refusal
         for column in sorted(_computed(guard, connection, table)):
             yield Refusal(
-                "bloomguard.W136",
                 f"the database {connection.alias!r} computes the column {column!r} of {table!r} from others, and its "
                 "field is no GeneratedField",
                 "Look rows up by another column; for alive, declare the field as a GeneratedField.",
             )
     for doubt in backends.doubts(connection):
         reason = f"the backend of the database {connection.alias!r} {doubt}"
-        yield Refusal("bloomguard.W106", reason, "Use one of Django's backends, or one that leaves this as they do.")
+        cure = "Use one of Django's backends, or one that leaves this as they do."
+        yield Refusal(reason, cure, "bloomguard.W106")
     for field in guard._meta.fields:
         if kind_of(field) and (reason := _difference(connection, guard, field)):
             is_text = kind_of(field) == "text"
             what = "different texts may be equal" if is_text else "equal values may have different keys"
             reason = f"{field.name!r} {reason} in the database {connection.alias!r}, where {what}"
-            yield Refusal("bloomguard.W106", reason, CURE if is_text else RETYPE)
+            yield Refusal(reason, CURE if is_text else RETYPE, "bloomguard.W106")
 
 
 def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal | None:
@@ -185,7 +180,7 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal
             except DatabaseError as error:
                 if not is_denied(error):
                     raise
-                return Refusal("bloomguard.W136", str(error).strip(), f"GRANT SELECT ON {name} TO the site's login.")
+                return Refusal(str(error).strip(), f"GRANT SELECT ON {name} TO the site's login.")
             continue
         denied = _fetch(
             connection,
@@ -196,7 +191,7 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal
         if denied:
             listed, role = ", ".join(column for column, _ in denied), denied[0][1]
             reason = f"the role {role!r} may not read {listed} of {table}"
-            return Refusal("bloomguard.W136", reason, f"GRANT SELECT ON {name} TO {role}.")
+            return Refusal(reason, f"GRANT SELECT ON {name} TO {role}.")
     return None
 
 
@@ -209,7 +204,7 @@ def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any])
 
 def _of_relation(table: str, kind: str) -> Refusal:
     cure = "Guard a model of the table that rows are written to."
-    return Refusal("bloomguard.W136", f"{table!r} is {_RELATIONS[kind]}", cure)
+    return Refusal(f"{table!r} is {_RELATIONS[kind]}", cure)
 
 
 def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
@@ -217,12 +212,12 @@ def _of_table(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refusal]:
     if connection.vendor == "mysql":
         if "`" in connection.ops.quote_name(table)[1:-1]:
             reason = f"{table!r} names a database, and the catalogue is read of the connection's own alone"
-            yield Refusal("bloomguard.W136", reason, "Add that database to DATABASES, and let a router choose it.")
+            yield Refusal(reason, "Add that database to DATABASES, and let a router choose it.")
         sql = "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = %s"
         for (engine,) in _fetch(connection, sql, [table]):
             if engine not in (None, "InnoDB"):
                 cure = "Convert it to InnoDB: others have no transactions, or store their rows elsewhere."
-                yield Refusal("bloomguard.W136", f"{table!r} is of the engine {engine}", cure)
+                yield Refusal(f"{table!r} is of the engine {engine}", cure)
     with connection.cursor() as cursor:
         for relation in connection.introspection.get_table_list(cursor):
             if relation.name.lower() == table.lower() and relation.type == "v":
@@ -250,31 +245,29 @@ def _of_postgresql(connection: BaseDatabaseWrapper, table: str) -> Iterator[Refu
     for part, subscription in _fetch(connection, _FED, [name, name]):
         if subscription is None:
             reason = f"{part!r}, a part of {table!r}, is a foreign table, whose rows are written elsewhere"
-            yield Refusal("bloomguard.W136", reason, "Detach it, or do not guard the table.")
+            yield Refusal(reason, "Detach it, or do not guard the table.")
         else:
             reason = f"the subscription {subscription!r} writes rows of {part!r}, which no guard sees"
-            yield Refusal("bloomguard.W136", reason, "Rebuild after it is dropped or disabled, as by a switch-over.")
+            yield Refusal(reason, "Rebuild after it is dropped or disabled, as by a switch-over.")
     if persistence == "t":
         reason = f"{table!r} is a temporary table, of which each session has its own"
-        yield Refusal("bloomguard.W136", reason, "Drop it.")
+        yield Refusal(reason, "Drop it.")
     if hides_rows:
         yield Refusal(
-            "bloomguard.W136",
             f"row-level security hides rows of {table!r} from the role {role!r}",
             "Run rebuild_filter and verify_filter as a role that sees all rows: one with BYPASSRLS, or the owner if "
             "row-level security is not forced.",
         )
     if others and '"."' not in name:
         yield Refusal(
-            SEVERAL_TABLES,
             f"{table!r} is a table of the schema {schema!r}, and of {', '.join(map(repr, others))}: with another "
             "search_path a process reads other rows",
             "If the other is an unused copy, rename it, or REVOKE USAGE ON its SCHEMA. If each tenant has one, set "
             "scope = 'schema'.",
+            SEVERAL_TABLES,
         )
     if is_standby:
         yield Refusal(
-            "bloomguard.W136",
             f"the database {connection.alias!r} is a standby, where rows become visible later than their COMMIT",
             "Let the router's db_for_write return the primary.",
         )

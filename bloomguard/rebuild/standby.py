@@ -21,14 +21,11 @@ from django.utils import timezone
 from ..exceptions import RebuildError, StoreError
 from ..filters import FilterError
 from ..guards import Guard
-from ..guards.keys import MARKS
-from ..guards.scopes import DATABASE, SCHEMA
 from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from .locks import is_alive
 from .plan import failure, open_active
-from .sources import Sources
 
 logger = logging.getLogger("bloomguard")
 
@@ -36,17 +33,11 @@ logger = logging.getLogger("bloomguard")
 _BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 
-def new_name(token: str, here: str) -> str:
-    """Return the name of a new generation that is built from the database ``here``."""
-    return _prefix(here) + token
+def prefix_of(here: str) -> str:
+    """Return how the names of all generations begin that are built from the database ``here``.
 
-
-def is_of(name: str, here: str) -> bool:
-    """Return whether the generation ``name`` was built from the database ``here``: sites may share a store in error."""
-    return name.startswith(_prefix(here))
-
-
-def _prefix(here: str) -> str:
+    So sites that share a store in error do not remove each other's.
+    """
     lasting, _, _ = here.partition("@")  # the rest changes with a restart
     return "r" + hashlib.sha256(lasting.encode()).hexdigest()[:8]
 
@@ -54,16 +45,17 @@ def _prefix(here: str) -> str:
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
     """Remove the generations in ``there`` that the state row does not name and that were built from this database.
 
-    Another site may answer from those that were built from another database.
+    Another site may answer from those that were built from another database: a rebuild warns of them when it begins.
     """
     unnamed = [name for name in there if name not in state.generations]
+    foreign = [name for name in unnamed if not name.startswith(prefix_of(state.here))]
     for name in unnamed:
-        if is_of(name, state.here):
+        if name not in foreign:
             try:
                 guard._runtime.active_filter.store.drop(guard.name, name)
             except StoreError as error:
                 log_not_removed(guard, error)
-    if foreign := [name for name in unnamed if not is_of(name, state.here)]:
+    if state.building and foreign:
         logger.warning(
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
             "store each need their own prefix or path; after a failover or a restore these filters can be deleted",
@@ -78,27 +70,14 @@ def log_not_removed(guard: Guard, error: Exception) -> None:
 
 
 def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
-    """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store."""
+    """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store.
+
+    With a scope none is kept: its schema or database may have another name by the time of a roll-back.
+    """
     until = timezone.now() + timedelta(seconds=keep_seconds)
-    keep = keep_seconds and state.standby and not _has_former_names(guard, state)
+    keep = keep_seconds and guard.scope is None
     changes: dict[str, Any] = {"standby_until": until} if keep else {"standby": "", "standby_until": None}
     _change_and_sweep(guard, state, changes if state.standby else {})
-
-
-def _has_former_names(guard: Guard, state: State) -> bool:
-    """Return whether the standby has rows of a schema by another name than it has now, or cannot be asked.
-
-    What is written from now on gets the new name: if the schema gets the other one back, the standby lacks these rows.
-    """
-    if guard.scope != SCHEMA:
-        return False
-    try:
-        standby = open_active(guard, state, name=state.standby)
-        held = [standby.might_contain_many(source.marks()) for source in Sources(guard)]
-    except Exception as error:
-        logger.warning("bloomguard keeps no generation of %s for a roll-back: %s", guard.name, error)
-        return True
-    return any(all(marks[MARKS:]) and not all(marks) for marks in held)
 
 
 def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> None:
@@ -131,9 +110,6 @@ def roll_back(guard: Guard) -> State:
         kept = open_active(guard, seen, name=seen.kept)
         for _ in kept.filters():  # reads and checks all of it
             pass
-        if guard.scope == DATABASE and (unread := Sources(guard).split(kept)[1]):
-            # One of them may be another name of a database that it has: their rows are not in it under that name.
-            raise StoreError(f"it was built without {', '.join(unread)}")
     except (StoreError, FilterError) as error:
         raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
     after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())

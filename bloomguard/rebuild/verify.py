@@ -13,10 +13,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from math import sqrt
 from typing import Any
 
@@ -32,7 +32,7 @@ from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
 from ..stores import Generation
 from ..verdicts import ABSENT
-from .pages import KeyPage
+from .pages import KeyPage, overlapped
 from .plan import open_active, stale_share
 from .source import Source
 from .sources import Sources
@@ -93,10 +93,7 @@ class Verification:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.guard, self.sample, self._progress, self._sleep = guard, sample, progress, sleep
-
-    @cached_property
-    def _sources(self) -> Sources:
-        return Sources(self.guard)
+        self._rows = self._missing = 0
 
     def run(self) -> Findings:
         """Verify, and fence the guard at the first missing row.
@@ -107,24 +104,24 @@ class Verification:
         generation = self._answering()
         if generation is None:
             return Findings(guard=self.guard.name, generation="")
-        sources, unread = self._sources.split(generation)
+        whole = Sources(self.guard)
+        sources, unread = whole.split(generation)
         marks = len(sources.marks())
         expected = sources.summary().count - marks
         if self.sample is not None and self.sample >= expected:
             self.sample = None
         total = expected if self.sample is None else self.sample
-        rows = missing = 0
         for source in sources:
-            if missing < MOST_MISSING:
-                rows, missing = self._scan(source, generation, total, rows, missing)
-        if rows < total and missing < MOST_MISSING:
-            self._progress(rows, rows)  # there were fewer than expected
-        alive = rows if self.sample is None and missing < MOST_MISSING else expected
+            if self._missing < MOST_MISSING:
+                self._scan(source, generation, total, len(whole))
+        if self._rows < total and self._missing < MOST_MISSING:
+            self._progress(self._rows, self._rows)  # there were fewer than expected
+        alive = self._rows if self.sample is None and self._missing < MOST_MISSING else expected
         return Findings(
             guard=self.guard.name,
             generation=generation.name,
-            rows=rows,
-            missing=missing,
+            rows=self._rows,
+            missing=self._missing,
             unread_scopes=tuple(unread),
             error_rate=generation.layout.error_rate,
             error_rate_measured=generation.measure_error_rate(),
@@ -141,25 +138,22 @@ class Verification:
             return None
         return open_active(self.guard, state)
 
-    def _scan(self, source: Source, generation: Generation, total: int, rows: int, missing: int) -> tuple[int, int]:
-        """Return the number of rows read and of rows missing, added to those of the sources before.
+    def _scan(self, source: Source, generation: Generation, total: int, sources: int) -> None:
+        layout, filters = generation.layout, list(generation.filters())
 
-        The next page is read while a thread checks the last.
-        """
-        filters = list(generation.filters())
-        with ThreadPoolExecutor(1) as checker:
-            pending: Future[list[Any]] | None = None
-            for batch in chain(self._batches(source), [None]):
-                if pending is not None:
-                    missing = self._missing(source, generation, pending.result(), missing)
-                if batch is None or missing >= MOST_MISSING:
+        def check(batch: _Batch) -> tuple[int, list[Any]]:
+            return batch[0].rows, _suspects(layout, filters, *batch)
+
+        with closing(overlapped(check, self._batches(source, sources))) as checked:
+            for rows, suspects in checked:
+                self._rows += rows
+                self._progress(self._rows, max(self._rows, total))
+                self._look_for(source, generation, suspects)
+                if self._missing >= MOST_MISSING:
                     break
-                pending = checker.submit(_suspects, generation.layout, filters, *batch)
-                rows += batch[0].rows
-                self._progress(rows, max(rows, total))
-        return rows, missing
 
-    def _batches(self, source: Source) -> Iterator[_Batch]:
+    def _batches(self, source: Source, sources: int) -> Iterator[_Batch]:
+        """Yield the rows of ``source``, or its share of the sample."""
         if source.is_gathered and self.sample is None:
             for page in source.pages():
                 yield page, partial(_at, page)
@@ -167,7 +161,7 @@ class Verification:
         if self.sample is None:
             found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
         else:
-            found = source.random_values(-(-self.sample // len(self._sources)))
+            found = source.random_values(-(-self.sample // sources))
         while some := list(islice(found, _ROWS_AT_ONCE)):
             keys, values = [], []
             for each in some:
@@ -177,23 +171,19 @@ class Verification:
                     values.append(source.value(each))
             yield KeyPage(len(some), partial(list, keys)), values.__getitem__
 
-    def _missing(self, source: Source, generation: Generation, suspects: list[Any], missing: int) -> int:
-        """Return ``missing`` plus the number of these values that have a row and are not in the filter.
-
-        Fences the guard at its first missing row.
-        """
+    def _look_for(self, source: Source, generation: Generation, suspects: list[Any]) -> None:
+        """Count which of these values have a row and are not in the filter, and fence the guard at the first one."""
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
         for value in suspects:
             key = self.guard._meta.keys.key(value)
             # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
-            denies = partial(_lacks, generation, key) if missing else partial(self._is_absent, key)
+            denies = partial(_lacks, generation, key) if self._missing else partial(self._is_absent, key)
             if is_denied(partial(_exists, source, value), denies):
-                missing += 1
-                if missing == 1:
+                self._missing += 1
+                if self._missing == 1:
                     self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
                 send(false_negative_found, type(self.guard), guard=self.guard, value=plain(value))
-        return missing
 
     def _is_absent(self, key: bytes) -> bool:
         return self.guard._runtime.active_filter.ask(key) is ABSENT
@@ -208,7 +198,7 @@ def _lacks(generation: Generation, key: bytes) -> bool:
 
 
 def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, value: Callable[[int], Any]) -> list[Any]:
-    """Return the values that are not in the filters; runs in a thread while the next page is read."""
+    """Return the values that are not in the filters."""
     found = layout.contains_many(filters, page.keys)
     return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import datetime
 import inspect
-import logging
-import sys
 from abc import ABCMeta
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from decimal import Decimal
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -25,10 +22,8 @@ from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
 from django.db.models.sql.where import ExtraWhere
 from django.utils.datastructures import OrderedSet
-from django.views.generic.base import View
 from django.views.generic.dates import BaseDateDetailView
 from django.views.generic.detail import SingleObjectMixin
-from django.views.generic.edit import BaseCreateView
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
@@ -37,83 +32,20 @@ from ..lookups.query import RowLookup, concrete, is_plain
 from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
 from .patterns import Pattern
 
-logger = logging.getLogger("bloomguard")
-
 
 class NotFound(Exception):
     """The guard does not match the pattern; the message is the reason."""
 
 
-@dataclass(frozen=True)
-class Detail:
-    """A class-based view of one object: ``looked_up`` maps field names to the URL kwargs that carry their values."""
-
-    cls: type[View]
-    model: type[Model]
-    queryset: Any
-    looked_up: dict[str, str]
-
-
-_DETAIL = "_bloomguard_detail"
-
-
-def detail(pattern: Pattern) -> Detail | None:
-    """Return the class-based view of one object behind ``pattern``; ``None`` if its view is of another kind.
-
-    Only class attributes are read and no code of the view runs: a ``model`` that is a property, or that is set per
-    request, is ignored, and so is a view whose attributes raise an error.
-    """
-    if _DETAIL not in pattern.__dict__:  # cached: every guard needs it
-        shown = None
-        try:
-            shown = _detail(pattern)
-        except Exception as error:
-            logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
-        pattern.__dict__[_DETAIL] = shown
-    found: Detail | None = pattern.__dict__[_DETAIL]
-    return found
-
-
-def _detail(pattern: Pattern) -> Detail | None:
-    *_, view = layers(pattern.callback)
-    cls = view_class_of(view)
-    if cls is None:
-        return None
-    given = {**getattr(view, "initkwargs", {}), **getattr(view, "view_initkwargs", {})}
-
-    def attribute(name: str) -> Any:
-        return given.get(name, getattr(cls, name, None))
-
-    looked_up: dict[Any, Any] = {}
-    if issubclass(cls, SingleObjectMixin):
-        if getattr(cls, "get", None) in (None, BaseCreateView.get):
-            return None
-        # A value that the URLconf sets is looked up too.
-        has_pk = attribute("pk_url_kwarg") in {*pattern.captured, *pattern.fixed}
-        if has_pk:
-            looked_up["pk"] = attribute("pk_url_kwarg")
-        if attribute("slug_url_kwarg") in pattern.captured and (not has_pk or attribute("query_pk_and_slug")):
-            looked_up[attribute("slug_field")] = attribute("slug_url_kwarg")
-    elif issubclass(cls, getattr(sys.modules.get("rest_framework.generics"), "GenericAPIView", ())):
-        kwarg = attribute("lookup_url_kwarg") or attribute("lookup_field")
-        if kwarg in pattern.captured:
-            looked_up[attribute("lookup_field")] = kwarg
-    queryset = attribute("queryset")
-    model = getattr(queryset, "model", None) or attribute("model")
-    if not looked_up or not (isinstance(model, type) and issubclass(model, Model)):
-        return None
-    return Detail(cls, model, queryset, looked_up)
-
-
 def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     """Return the kwargs by which ``guard`` can guard ``pattern``. Raises :class:`NotFound` if it cannot."""
-    shown = detail(pattern)
+    shown = pattern.shown
     if shown is None:
         raise NotFound("its view is not a generic view of one object")
-    if not issubclass(shown.cls, SingleObjectMixin):
-        raise NotFound("REST framework renders its own 404")
     if not issubclass(concrete(shown.model), concrete(guard.model)):
         raise NotFound(f"its view shows one {shown.model._meta.label}")
+    if not issubclass(shown.cls, SingleObjectMixin):
+        raise NotFound("REST framework renders its own 404")
     *_, view = layers(pattern.callback)
     if not is_class_based(view):
         raise NotFound("its view is not made by as_view()")
@@ -145,12 +77,23 @@ def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
     return (shown.looked_up[name],)
 
 
+def why_not_found(guard: Guard, pattern: Pattern) -> str:
+    """Return why ``guard`` does not match ``pattern`` automatically; empty if it does."""
+    try:
+        find_kwargs(guard, pattern)
+    except NotFound as reason:
+        return str(reason)
+    except Exception as error:  # the view's own error
+        return f"reading its view raises {type(error).__name__}"
+    return ""
+
+
 def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) -> str:
     """Return why Django's own code in a generic view looks up something else than ``kwargs``; empty if it may not.
 
     A slug beside a primary key is only for readers: the view ignores it.
     """
-    shown = detail(pattern)
+    shown = pattern.shown
     if shown is None or not looks_up_first(shown.cls) or not issubclass(shown.cls, SingleObjectMixin):
         return ""
     if shown.cls.get_object is BaseDateDetailView.get_object:
@@ -198,14 +141,9 @@ def reason_against(pattern: Pattern) -> str:
     """Return why no guard matches ``pattern`` automatically."""
     reasons = []
     for guard in registry:
-        try:
-            find_kwargs(guard, pattern)
-        except NotFound as reason:
-            reasons.append(str(reason))
-        except Exception as error:  # the view's own error
-            reasons.append(f"reading its view raises {type(error).__name__}")
-        else:
+        if not (reason := why_not_found(guard, pattern)):
             return f'the guard {guard.name!r} would answer for it with routes = "auto"'
+        reasons.append(reason)
     kept = [reason for reason in dict.fromkeys(reasons) if not reason.startswith("its view shows one")]
     return "; ".join(kept) or (f"{reasons[0]}, which no guard protects" if reasons else "there are no guards")
 

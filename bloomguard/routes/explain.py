@@ -30,7 +30,7 @@ from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .discovery import NotFound, column_of, detail, find_kwargs, models_named_by, reason_against
+from .discovery import column_of, models_named_by, reason_against, why_not_found
 from .openness import ELSEWHERE, LAST, MISSING, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
@@ -88,7 +88,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
     The view's class decides, or else the names of the captured kwargs. Names alone are weak evidence: they are ignored
     if another guard of the pattern ``is_known``, or if the view's code names the models of others of these guards.
     """
-    shown, admin = detail(pattern), getattr(pattern.callback, "model_admin", None)
+    shown, admin = pattern.shown, getattr(pattern.callback, "model_admin", None)
     by_kwargs: list[tuple[Guard, str]] = []
     for guard in registry:
         if not answers_queries(guard):
@@ -111,23 +111,12 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             compares = RowLookup(guard, shown.model).compares
             columns = [column_of(shown.model, name) for name in shown.looked_up]
             if len(guard._meta.fields) == 1 and any(map(compares, columns)):
-                yield guard, f"its view's own query{_why_not_auto(guard, pattern)}"
+                why = why_not_found(guard, pattern) if guard.routes == AUTO else ""
+                yield guard, f"its view's own query{why and f'; not before the view: {why}'}"
     *_, view = layers(pattern.callback)
     models = models_named_by(view) if len(by_kwargs) > 1 else ()
     named = [each for each in by_kwargs if any(issubclass(model, concrete(each[0].model)) for model in models)]
     yield from named or by_kwargs
-
-
-def _why_not_auto(guard: Guard, pattern: Pattern) -> str:
-    """Return why ``routes = "auto"`` did not take the pattern; empty if the guard does not look for routes."""
-    try:
-        if guard.routes == AUTO:
-            find_kwargs(guard, pattern)
-    except NotFound as reason:
-        return f"; not before the view: {reason}"
-    except Exception as error:  # the view's own error
-        return f"; not before the view: reading it raises {type(error).__name__}"
-    return ""
 
 
 # -- one path
@@ -325,6 +314,8 @@ def _look_at(guard: Guard) -> dict[str, Any]:
         store, configured = type(active.store), conf.settings.stores.get(guard.store, {})
         seen["backend"] = configured.get("BACKEND") or f"{store.__module__}.{store.__name__}"
         seen["identity"] = active.store.identity
+        if missing := active.table.missing():
+            return seen | {"fault": missing}
         row = active.table.row(guard.name)
         if row is None:
             return seen | {"fault": "there is no state row"}

@@ -11,7 +11,6 @@ import re
 import types
 from abc import ABCMeta
 from collections.abc import Callable, Iterator
-from functools import cache
 from typing import Any
 
 from django.conf import settings
@@ -190,13 +189,12 @@ def is_admin(view: Any) -> bool:
 def allowed_methods(view: Any) -> frozenset[str] | None:
     """Return the HTTP methods that the class and the decorators of ``view`` allow; ``None`` if they set no limit.
 
-    ``csrf_protect`` and its like look at all requests but GET and HEAD before the view runs. And for those, a class may
-    run code of the project's own before its lookup.
+    Those other than GET and HEAD are for ``csrf_protect`` to look at first, or for code of a class before its lookup.
     """
     limits: list[frozenset[str]] = []
     *decorators, innermost = layers(view)
     for layer in decorators:
-        if _is_function(layer) and layer.__code__ in _middleware_code():
+        if _is_function(layer) and layer.__code__ in _FROM_MIDDLEWARE:
             limits.append(_SAFE)
         if _is_harmless(layer) and (methods := _closure(layer).get("request_method_list")) is not None:
             limits.append(frozenset(methods))
@@ -232,37 +230,31 @@ def _wrapper_code(*decorators: Any) -> frozenset[types.CodeType]:
     return frozenset(decorator(each).__code__ for decorator in decorators for each in (view, aview))
 
 
-@cache
-def _harmless_code() -> frozenset[types.CodeType]:
-    """Code objects of the wrappers of Django's harmless decorators."""
-    return _wrapper_code(
-        caching.cache_control(private=True),
-        caching.never_cache,
-        vary.vary_on_headers("Accept"),
-        csrf.csrf_exempt,
-        clickjacking.xframe_options_deny,
-        clickjacking.xframe_options_sameorigin,
-        clickjacking.xframe_options_exempt,
-        common.no_append_slash,
-        debug.sensitive_post_parameters(),
-        http.require_http_methods(["GET"]),
-    )
-
-
-@cache
-def _middleware_code() -> frozenset[types.CodeType]:
-    """Code objects of the wrappers of the decorators that Django makes from middleware."""
-    return _wrapper_code(csrf.csrf_protect)
+#: Of Django's harmless decorators.
+_HARMLESS = _wrapper_code(
+    caching.cache_control(private=True),
+    caching.never_cache,
+    vary.vary_on_headers("Accept"),
+    csrf.csrf_exempt,
+    clickjacking.xframe_options_deny,
+    clickjacking.xframe_options_sameorigin,
+    clickjacking.xframe_options_exempt,
+    common.no_append_slash,
+    debug.sensitive_post_parameters(),
+    http.require_http_methods(["GET"]),
+)
+#: Of the decorators that Django makes from middleware.
+_FROM_MIDDLEWARE = _wrapper_code(csrf.csrf_protect)
 
 
 def _is_harmless(layer: Any) -> bool:
-    if not _is_function(layer) or layer.__code__ not in _harmless_code() | _middleware_code():
+    if not _is_function(layer) or layer.__code__ not in _HARMLESS | _FROM_MIDDLEWARE:
         return False
     called = _closure(layer)
     # `__wrapped__` may not be the view that is called: `AdminSite.admin_view` hides its login check like this.
     if not any(each is layer.__wrapped__ for each in called.values()):
         return False
-    if layer.__code__ in _harmless_code():
+    if layer.__code__ in _HARMLESS:
         return True
     inner = called["_pre_process_request"]
     return type(_closure(inner)["middleware"]) in _HARMLESS_MIDDLEWARE

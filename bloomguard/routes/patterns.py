@@ -1,22 +1,30 @@
-"""Flatten the URL patterns of a URLconf: each pattern with its chain of includes and the literal prefix of its paths.
+"""Flatten the URL patterns of a URLconf: each with its chain of includes, its paths' literal prefix, and its view.
 
 Django walks the URLconf for each request. Here the walk is done once.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from bisect import bisect_left
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from django.conf import settings
+from django.db.models import Model
 from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
+from django.views.generic.base import View
+from django.views.generic.detail import SingleObjectMixin
+from django.views.generic.edit import BaseCreateView
 
 from ..guards.fields import is_djangos_method
+from .openness import layers, view_class_of
+
+logger = logging.getLogger("bloomguard")
 
 Step = RoutePattern | RegexPattern | Any
 Match = Callable[[str], "dict[str, Any] | None"]
@@ -25,12 +33,21 @@ Match = Callable[[str], "dict[str, Any] | None"]
 _LITERAL = re.compile(r"\^?([\w/ ,;:=@%&!~'\"-]*)(?P<optional>[?*{])?")
 
 
+@dataclass(frozen=True)
+class Detail:
+    """A class-based view of one object: ``looked_up`` maps field names to the URL kwargs that carry their values."""
+
+    cls: type[View]
+    model: type[Model]
+    queryset: Any
+    looked_up: dict[str, str]
+
+
 @dataclass(frozen=True, eq=False)
 class Pattern:
     """A URL pattern with the chain of patterns (``steps``) that leads to it.
 
-    ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs captured from the path, ``fixed`` the
-    extra kwargs that the URLconf sets.
+    ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs from the path, ``fixed`` the extra ones.
     """
 
     view_name: str
@@ -91,6 +108,18 @@ class Pattern:
         )
 
     @cached_property
+    def shown(self) -> Detail | None:
+        """The one object that its class-based view shows; ``None`` if its view is of another kind.
+
+        Only class attributes are read: a ``model`` that is a property, or that is set per request, is ignored.
+        """
+        try:
+            return _detail(self)
+        except Exception as error:
+            logger.debug("bloomguard does not guard %s: reading its view raises %r", self.text, error)
+            return None
+
+    @cached_property
     def match(self) -> Match:
         """A function that returns the kwargs captured from a path; ``None`` if it does not match.
 
@@ -120,6 +149,37 @@ class Pattern:
             and match.func is self.callback
             and (not self.is_named or match.view_name == self.view_name)
         )
+
+
+def _detail(pattern: Pattern) -> Detail | None:
+    *_, view = layers(pattern.callback)
+    cls = view_class_of(view)
+    if cls is None:
+        return None
+    given = {**getattr(view, "initkwargs", {}), **getattr(view, "view_initkwargs", {})}
+
+    def attribute(name: str) -> Any:
+        return given.get(name, getattr(cls, name, None))
+
+    looked_up: dict[Any, Any] = {}
+    if issubclass(cls, SingleObjectMixin):
+        if getattr(cls, "get", None) in (None, BaseCreateView.get):
+            return None
+        # A value that the URLconf sets is looked up too.
+        has_pk = attribute("pk_url_kwarg") in {*pattern.captured, *pattern.fixed}
+        if has_pk:
+            looked_up["pk"] = attribute("pk_url_kwarg")
+        if attribute("slug_url_kwarg") in pattern.captured and (not has_pk or attribute("query_pk_and_slug")):
+            looked_up[attribute("slug_field")] = attribute("slug_url_kwarg")
+    elif issubclass(cls, getattr(sys.modules.get("rest_framework.generics"), "GenericAPIView", ())):
+        kwarg = attribute("lookup_url_kwarg") or attribute("lookup_field")
+        if kwarg in pattern.captured:
+            looked_up[attribute("lookup_field")] = kwarg
+    queryset = attribute("queryset")
+    model = getattr(queryset, "model", None) or attribute("model")
+    if not looked_up or not (isinstance(model, type) and issubclass(model, Model)):
+        return None
+    return Detail(cls, model, queryset, looked_up)
 
 
 def root_urlconf() -> Any:
@@ -153,53 +213,16 @@ def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     yield from walk(root, (root.pattern,), (), frozenset())
 
 
-class PatternIndex:
-    """The patterns of a URLconf in Django's order, indexed by name and by literal prefix.
+def patterns_named(known: Iterable[Pattern], name: str) -> list[Pattern]:
+    """Return the patterns with this full name (``"namespace:name"``)."""
+    return [each for each in known if each.is_named and each.view_name == name]
 
-    A site may have thousands of patterns and dozens of guards: no method loops over all patterns.
-    """
 
-    def __init__(self, known: Iterable[Pattern]) -> None:
-        self.patterns = tuple(known)
-        self._by_name: dict[str, list[Pattern]] = {}
-        #: ``id`` of a view -> its patterns.
-        self._by_view: dict[int, list[Pattern]] = {}
-        #: Literal prefix -> positions of its patterns in `patterns`.
-        self._by_literal: dict[str, list[int]] = {}
-        self._places = {pattern: place for place, pattern in enumerate(self.patterns)}
-        self._overlapping: dict[Pattern, tuple[Pattern, ...]] = {}
-        for pattern, place in self._places.items():
-            if pattern.is_named:
-                self._by_name.setdefault(pattern.view_name, []).append(pattern)
-            self._by_view.setdefault(id(pattern.callback), []).append(pattern)
-            self._by_literal.setdefault(pattern.literal, []).append(place)
-        self._literals = sorted(self._by_literal)
-
-    def named(self, name: str) -> Sequence[Pattern]:
-        """Return the patterns with this full name (``"namespace:name"``)."""
-        return self._by_name.get(name, ())
-
-    def alike(self, of: Pattern) -> Iterator[Pattern]:
-        """Yield the other patterns whose requests look like those of ``of``: :meth:`Pattern.is_of` holds for both."""
-        for each in self._by_view.get(id(of.callback), ()):
-            if each is not of and (not of.is_named or each.view_name == of.view_name):
-                yield each
-
-    def overlapping(self, of: Pattern) -> tuple[Pattern, ...]:
-        """Return the patterns before ``of`` that may match one of its paths."""
-        if of not in self._overlapping:
-            places = sorted(place for place in self._beginning_alike(of.literal) if place < self._places[of])
-            self._overlapping[of] = tuple(self.patterns[place] for place in places)
-        return self._overlapping[of]
-
-    def _beginning_alike(self, mine: str) -> Iterator[int]:
-        """Yield the positions of the patterns whose literal is a prefix of ``mine`` or starts with ``mine``."""
-        for length in range(len(mine)):
-            yield from self._by_literal.get(mine[:length], ())
-        for number in range(bisect_left(self._literals, mine), len(self._literals)):
-            if not self._literals[number].startswith(mine):
-                break
-            yield from self._by_literal[self._literals[number]]
+def overlapping(known: Sequence[Pattern], of: Pattern) -> list[Pattern]:
+    """Return the patterns before ``of`` that may match one of its paths."""
+    mine = of.literal
+    before = known[: known.index(of)]
+    return [each for each in before if each.literal.startswith(mine) or mine.startswith(each.literal)]
 
 
 def _text(step: Step) -> str:

@@ -22,13 +22,12 @@ from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
-from ..process import LogOnce, own_lock
-from .discovery import Detail, NotFound, column_of, detail, find_kwargs, why_another_lookup
+from ..process import log_once, own_lock
+from .discovery import NotFound, column_of, find_kwargs, why_another_lookup
 from .openness import allowed_methods, layers, view_class_of, why_closed
-from .patterns import Pattern, PatternIndex, patterns, root_urlconf
+from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
 logger = logging.getLogger("bloomguard")
-_log = LogOnce()
 
 #: Stands for the ID of a match that lacks it, because an optional group of the regular expression did not match.
 NO_ID: Any = object()
@@ -78,34 +77,29 @@ class GuardedRoute:
     @cached_property
     def _beside(self) -> tuple[tuple[str, Any], ...]:
         """The kwargs and fields that Django's own view compares beside those of the guard."""
-        if self.shown is None:
+        if self.pattern.shown is None:
             return ()
-        model, looked_up = self.shown.model, self.shown.looked_up
+        model, looked_up = self.pattern.shown.model, self.pattern.shown.looked_up
         return tuple((kwarg, column_of(model, name)) for name, kwarg in looked_up.items() if kwarg not in self.kwargs)
 
     @cached_property
     def _by_link(self) -> bool:
         """Whether the view shows a child model, whose key is the link to its parent."""
-        return self.shown is not None and concrete(self.shown.model) is not concrete(self.guard.model)
-
-    @cached_property
-    def shown(self) -> Detail | None:
-        """What the route's view shows, if that is one object."""
-        return detail(self.pattern)
+        shown = self.pattern.shown
+        return shown is not None and concrete(shown.model) is not concrete(self.guard.model)
 
 
 class RouteTable:
     """All guarded routes of one URLconf.
 
-    ``patterns`` are all patterns of the URLconf, indexed in ``index``; ``guarded`` are the routes that guards name or
-    match automatically, ``open`` those of them that a guard may answer before the view runs.
+    ``patterns`` are all patterns of the URLconf; ``guarded`` are the routes that guards name or match automatically,
+    ``open`` those of them that a guard may answer before the view runs.
     """
 
     def __init__(self, urlconf: Any) -> None:
         self.urlconf = urlconf
         self.resolver = get_resolver(urlconf)
-        self.index = PatternIndex(patterns(urlconf))
-        self.patterns = self.index.patterns
+        self.patterns = tuple(patterns(urlconf))
         self.guarded = [route for guard in registry for route in _routes_of(guard, self)]
         self.open = [route for route in self.guarded if not route.closed]
         #: What the paths begin with that code of the project's own may read.
@@ -114,16 +108,6 @@ class RouteTable:
         self.by_view: dict[int, list[GuardedRoute]] = {}
         for route in self.open:
             self.by_view.setdefault(id(route.pattern.callback), []).append(route)
-
-    @cached_property
-    def views(self) -> Mapping[type, Sequence[Pattern]]:
-        """Model -> the patterns whose views show one row of its table, or of a child model's."""
-        found: dict[type, list[Pattern]] = {}
-        for pattern in self.patterns:
-            shown = detail(pattern)
-            for model in concrete(shown.model).__mro__ if shown is not None else ():
-                found.setdefault(model, []).append(pattern)
-        return found
 
 
 def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
@@ -134,8 +118,7 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list[GuardedRoute]:
     """Return the routes of ``guard`` among the patterns of ``table``. ``strict``: raise for a missing one."""
     if guard.routes == AUTO:
-        patterns_of_model = table.views.get(concrete(guard.model), ())
-        return [route for pattern in patterns_of_model for route in _found(guard, pattern, table.index)]
+        return [route for pattern in table.patterns for route in _found(guard, pattern, table.patterns)]
     routes = []
     for name in guard.routes:
         try:
@@ -149,21 +132,20 @@ def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list
 
 
 def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
-    known = table.index
-    named = known.named(name)
-    if not named:
+    found = patterns_named(table.patterns, name)
+    if not found:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
     routes = []
-    for pattern in named:
+    for pattern in found:
         try:
             kwargs = kwargs_for(guard, name, pattern.captured)
         except ConfigurationError as error:
-            if len(named) == 1:
+            if len(found) == 1:
                 raise
-            texts = " and ".join(each.text for each in named)
+            texts = " and ".join(each.text for each in found)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
         closed = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
-        routes.append(_route(guard, pattern, kwargs, known, closed))
+        routes.append(_route(guard, pattern, kwargs, table.patterns, closed))
     return routes
 
 
@@ -173,7 +155,7 @@ def _why_another_view(pattern: Pattern, name: str, table: RouteTable) -> str:
     It means what it does in ``ROOT_URLCONF``, if it is there: each host's URLconf may have a view of that name.
     """
     if table.urlconf != root_urlconf():
-        meant = [_view_of(each) for each in table_for().index.named(name)]
+        meant = [_view_of(each) for each in patterns_named(table_for().patterns, name)]
         if meant and _view_of(pattern) not in meant:
             return f"{name!r} is the name of another view in ROOT_URLCONF"
     return ""
@@ -184,7 +166,10 @@ def _view_of(pattern: Pattern) -> tuple[Any, Any]:
     return view_class_of(view) or view, getattr(view, "view_initkwargs", None)
 
 
-def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[GuardedRoute]:
+def _found(guard: Guard, pattern: Pattern, known: Sequence[Pattern]) -> Iterator[GuardedRoute]:
+    shown = pattern.shown
+    if shown is None or not issubclass(concrete(shown.model), concrete(guard.model)):
+        return
     try:
         kwargs = find_kwargs(guard, pattern)
         yield _route(guard, pattern, kwargs, known, _why_shared(pattern, kwargs, known))
@@ -194,20 +179,22 @@ def _found(guard: Guard, pattern: Pattern, known: PatternIndex) -> Iterator[Guar
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
 
 
-def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex) -> str:
+def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern]) -> str:
     """Return why a request for the view may not look up its ``kwargs``; empty if each does that has them.
 
     Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
     """
-    for other in known.alike(pattern):
-        if {*other.captured, *other.fixed}.issuperset(kwargs):
-            shown = detail(other)
-            if shown is None or not set(kwargs) <= set(shown.looked_up.values()):
-                return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
+    for other in (each for each in known if each.callback is pattern.callback):
+        is_alike = not pattern.is_named or other.view_name == pattern.view_name
+        looked_up = other.shown.looked_up.values() if other.shown is not None else ()
+        if is_alike and {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
+            return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
     return ""
 
 
-def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: PatternIndex, closed: str) -> GuardedRoute:
+def _route(
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern], closed: str
+) -> GuardedRoute:
     """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
     allowed, methods = allowed_methods(pattern.callback), frozenset(guard.methods)
     methods = methods if allowed is None else methods & allowed
@@ -218,7 +205,7 @@ def _route(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: Patte
 
 
 def _why_not_at_door(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: PatternIndex
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: Sequence[Pattern]
 ) -> str:
     if not methods & {"GET", "HEAD"}:
         return "its guard and its view have neither GET nor HEAD in common"
@@ -231,7 +218,7 @@ def _why_not_at_door(
         return "the routers may choose one of several databases by the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
-    for each in (pattern, *known.overlapping(pattern)):
+    for each in (pattern, *overlapping(known, pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
         if each.has_own_code:
@@ -298,13 +285,13 @@ def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
     """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
 
-    The message is the view's own: a site's 404 page may show it. The handler may render a template, so on an event loop
-    this is called in a thread.
+    The message is the view's own: a site's 404 page may show it. Not for an event loop: it may render a template.
     """
-    if route.shown is None:
+    shown = route.pattern.shown
+    if shown is None:
         message = f"No {route.guard.model._meta.object_name} matches the given query."
     else:
-        name = route.shown.model._meta.verbose_name
+        name = shown.model._meta.verbose_name
         message = gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
     error = Http404(message)
     try:
@@ -319,7 +306,9 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
         route.guard._runtime.counters["error"]()
     except Exception as failure:
         route.guard._runtime.counters["error"]()
-        _log.error(failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name)
+        log_once.error(
+            failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name
+        )
     return None
 
 

@@ -310,9 +310,8 @@ class ActiveFilter:
     ) -> bool:
         """Add ``keys`` to every generation that the state row names; return whether all adds are confirmed.
 
-        A failed add is repeated once, with a new copy of the row. If the keys do not reach a standby that is kept for
-        a roll-back, ``drop_standby(state)`` is called to remove it from the row, and returns whether it did.
-        With ``may_read=False`` only the copy of the row is used, and nothing is repeated.
+        A failed add is repeated once, with a new copy of the row, but not with ``may_read=False``. If the keys do not
+        reach a standby that is kept for a roll-back, ``drop_standby(state)`` removes it from the row, if it can.
         """
         if not may_read:
             copy = self.table.lease(self.name)

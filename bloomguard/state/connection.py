@@ -1,7 +1,7 @@
 """The database connection for state rows: one per process, always in autocommit.
 
-A request or a command may be inside a transaction. Its snapshot can be older than the row's last change, and its writes
-are invisible to others until it commits. So state rows are never read or changed through the caller's connection.
+The caller's connection may be in a transaction: its snapshot can be older than the row's last change, and others do not
+see its writes until it commits.
 
 Each use checks that the connection leads to the SQLite file that Django would open now, or to a server that is no
 standby. The identity of the database is read with the rows, so that a copy is never taken for the original.
@@ -109,7 +109,7 @@ class StateConnection:
         """The alias of the database that has the state rows.
 
         The routers are asked once: they may take a call for a write, and send the user's next reads to the primary.
-        While they raise, it is the default one, so that no other statement fails for that. But see :meth:`check_alias`.
+        While they raise, it is the default one, so that no other statement fails for that.
         """
         try:
             return self.check_alias()

@@ -16,9 +16,7 @@ G began, or added its key to G (see :mod:`bloomguard.state.active_filter`).
 2. It added its key to G. The key's recent bits were set too, before the commit and so before the request. The cached
    key is not used.
 
-Other generations have caches of their own. A counter per group of keys, which each add raises, would not do in place of
-the bits: a query may begin after the add and find nothing, because the row is not committed yet; then nothing changes
-the counter when the row is.
+Other generations have caches of their own.
 
 A database that loses an acknowledged delete restores the row without a commit. So nothing is cached if this could go
 unnoticed: for rows in another database than the state rows, or while a COMMIT does not wait for the disk. A promoted

@@ -83,7 +83,7 @@ class State:
         return bool(identity) and self.identity == identity
 
     def describe_location(self, store: Store) -> str:
-        """Return where the filter is if it is not in ``store``, and the cure, usually in 200 characters."""
+        """Return where the filter is if it is not in ``store``, and the cure."""
         here = socket.gethostname()
         if not self.is_ours:
             return (
@@ -140,14 +140,14 @@ NEVER = Copy(float("-inf"), {})
 
 
 class Within(threading.local):
-    """This thread's override of how the rows are read, and its copy, which other threads must not use."""
+    """How this thread reads the rows instead, as it holds the database's write lock, and its own copy of them."""
 
-    read: Callable[[], Rows] | None = None  # set by a writer that holds the database's write lock
+    read: Callable[[], Rows] | None = None
     copy: Copy = NEVER
 
     @contextmanager
     def reading_by(self, read: Callable[[], Rows]) -> Iterator[None]:
-        """In this block and thread, read by ``read``."""
+        """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
         before, self.read = self.read, read
         try:
             yield

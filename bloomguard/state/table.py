@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from django.db import DatabaseError, IntegrityError, OperationalError, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, IntegrityError, OperationalError, connections
 from django.utils import timezone
 from django.utils.text import Truncator
 
@@ -23,7 +24,6 @@ from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, Rows, State, Within, new_token
-from .transactions import pause
 
 logger = logging.getLogger("bloomguard")
 
@@ -34,6 +34,8 @@ EXPIRY_SECONDS = 2 * LEASE_SECONDS
 _IS_THERE = "SELECT to_regclass(%s) IS NOT NULL, EXISTS (SELECT FROM pg_class WHERE relname = %s)"
 #: MySQL's and MariaDB's error number for a table that is not there.
 _NO_TABLE = (1146,)
+#: SQLite's words for a lock in a database in memory, which this process holds itself.
+_LOCKED_HERE = ("schema is locked", "table is locked")
 #: Seconds to wait for another thread or task of this process that reads the rows.
 RENEWAL_PATIENCE = 0.25
 
@@ -44,7 +46,7 @@ class StateTable:
     def __init__(self, connection: StateConnection | None = None, clock: Callable[[], float] = seconds) -> None:
         self.connection = connection or StateConnection()
         self.clock = clock
-        self.sleep: Callable[[float], None] = pause
+        self.sleep: Callable[[float], None] = time.sleep
         #: The last copy. Replaced as a whole, by a later one or by :data:`NEVER`.
         self.copy = NEVER
         #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
@@ -56,12 +58,12 @@ class StateTable:
         self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
         self._lock = own_lock(self, "_lock")
         self._keeping = own_lock(self, "_keeping")
-        self._within = Within()
+        self.within = Within()
 
     def lease(self, name: str) -> State | None:
         """Return the row of ``name`` while the lease on the copy is valid, else ``None``. No I/O."""
         read_at, rows = self.copy
-        within = self._within
+        within = self.within
         if within.read is not None and within.copy.read_at >= read_at:
             read_at, rows = within.copy
         if self.clock() - read_at >= LEASE_SECONDS:
@@ -70,7 +72,7 @@ class StateTable:
 
     def leased_rows(self) -> Rows | None:
         """Return all rows as :meth:`lease` returns one, without the calls that it would take for each."""
-        copy, within = self.copy, self._within
+        copy, within = self.copy, self.within
         if within.read is not None and within.copy.read_at >= copy.read_at:
             copy = within.copy
         return None if self.clock() - copy.read_at >= LEASE_SECONDS else copy.rows
@@ -96,11 +98,11 @@ class StateTable:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
 
         ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is. After a
-        failure the next read waits for the length of a lease, so as not to overload a database in trouble. With
-        ``after`` that came later, it waits as long as the failure took: else a writer would disable its guards.
+        failure the next read comes a lease later, so as not to overload a database in trouble; with an ``after`` since
+        then, as late as the failure took, or a writer would disable its guards.
         """
-        if self._within.read is not None:
-            return self._renew_within(self._within.read, after)
+        if self.within.read is not None:
+            return self._renew_within(self.within.read, after)
         notice_fork()
         if self._lock._is_owned():
             return False  # by the handler of a signal, in the middle of a read
@@ -121,7 +123,7 @@ class StateTable:
                     now = self.clock()
                 self._keep(Copy(now, self._read()))
             except Exception as error:  # also of a router, or of a backend that looks up a password
-                if self._failed_at == float("-inf"):
+                if self._failed_at == float("-inf") and not any(words in str(error) for words in _LOCKED_HERE):
                     logger.warning(
                         "bloomguard cannot read its state rows, so all guards pass every request: %s",
                         error,
@@ -136,24 +138,15 @@ class StateTable:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
 
-    def reading_by(self, read: Callable[[], Rows]) -> AbstractContextManager[None]:
-        """In this block and thread, read by ``read``: it returns committed rows or raises :class:`DatabaseError`."""
-        return self._within.reading_by(read)
-
-    @property
-    def is_read_otherwise(self) -> bool:
-        """Whether this thread is in a block of :meth:`reading_by`."""
-        return self._within.read is not None
-
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
-        read_at = max(self.copy.read_at, self._within.copy.read_at)
+        read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self._within.copy = Copy(now, self._with_vanished(read()))
+                self.within.copy = Copy(now, self._with_vanished(read()))
             except DatabaseError:
                 return False
-            self._note_fences(self._within.copy)
+            self._note_fences(self.within.copy)
         return True
 
     def _keep(self, copy: Copy) -> None:
@@ -196,10 +189,9 @@ class StateTable:
         return rows.get(name) or State(name, here=self._here)
 
     def _with_vanished(self, rows: Rows) -> Rows:
-        """Return ``rows``, and a fenced row for each one that this process has read before and that was deleted since.
+        """Return ``rows``, and for two leases a fenced row for each one that was deleted since the last read.
 
-        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may answer by their copy of the row
-        for the length of a lease. So a writer waits for two leases, as after a fence, although it has nothing to add.
+        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may still answer by their copy of it.
         """
         now = self.clock()
         for name, before in self.copy.rows.items():
@@ -226,6 +218,13 @@ class StateTable:
         self.overdue.clear()
         self._failed_at = float("-inf")
         self.connection.close()
+
+    def missing(self) -> str:
+        """Return that the table does not exist, and the cure; else an empty text. Raises :class:`DatabaseError`."""
+        alias, name = self.connection.alias, GuardState._meta.db_table
+        where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
+        cure = f"the database {alias!r} has no table {name} yet: run manage.py migrate bloomguard{where}"
+        return "" if self.connection.has_table(name) else cure
 
     def holds(self, using: str) -> bool:
         """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""

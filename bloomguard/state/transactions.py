@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
 
-from django.db import DatabaseError, Error, connections, transaction
+from django.db import DatabaseError, Error, transaction
 
 from .connection import IS_DURABLE, fetch_uncounted
 
-#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; in a
-#: transaction that waits for its next statement; and in error.
-_NO_TRANSACTION, _WAITING, _IN_ERROR = (0, 4), 2, 3
-#: Statements that change nothing, and on PostgreSQL begin no snapshot, which each query would.
-_NOTHING = {"postgresql": "SHOW is_superuser", "mysql": "SELECT 1"}
-#: Seconds between them: a server's limit of idle time in a transaction is a second at least.
-_ALIVE_SECONDS = 0.5
+#: What libpq reports without a transaction, as PQTRANS_IDLE, or as PQTRANS_UNKNOWN of a lost connection; and in error.
+_NO_TRANSACTION, _IN_ERROR = (0, 4), 3
 #: What MySQL takes in a transaction alone, and outside of one alone.
 _OPEN = "SAVEPOINT bloomguard_open", "RELEASE SAVEPOINT bloomguard_open"
 _NOT_OPEN = ("SET @@transaction_isolation = @@session.transaction_isolation",)
@@ -103,35 +97,6 @@ def may_go_on(connection: Any) -> bool:
     return not (is_over(connection) or is_aborted(connection))
 
 
-def pause(seconds: float) -> None:
-    """Sleep. Meanwhile no server ends a transaction of this thread because it is idle.
-
-    Raises :class:`DatabaseError` if what is sent for that is cancelled: PostgreSQL would then answer the COMMIT by a
-    rollback, without an error.
-    """
-    while seconds > 0:
-        time.sleep(min(seconds, _ALIVE_SECONDS))
-        seconds -= _ALIVE_SECONDS
-        for connection in connections.all(initialized_only=True):
-            try:
-                with connection.wrap_database_errors:
-                    _keep_alive(connection)
-            except Exception:
-                if is_aborted(connection):
-                    raise
-                # The project's next statement, or its COMMIT, meets the same error.
-
-
-def _keep_alive(connection: Any) -> None:
-    raw, nothing = connection.connection, _NOTHING.get(connection.vendor)
-    if raw is None or nothing is None or not is_under_way(connection):
-        return
-    if connection.vendor == "postgresql" and raw.info.transaction_status != _WAITING:
-        return
-    with closing(raw.cursor()) as cursor:
-        cursor.execute(nothing)
-
-
 def is_durable(connection: Any) -> bool:
     """Return whether the open transaction of ``connection``, if it commits now, survives a crash of the server.
 
@@ -172,13 +137,12 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
 
     After a database error the transaction is left to the project, as Django leaves it. After any other error, such as
     a refused write or Ctrl-C, the block's writes must not be committed: an ``atomic`` block is marked for rollback; in
-    a transaction that the project began by hand, with or without ``atomic`` in it, a savepoint is rolled back. With
-    ``undo`` any error rolls back what the block did, and nothing else. ``alone``: Python's SQLite driver begins no
-    transaction for the block's statement, not even under ``set_autocommit(False)``; so one that is begun here is ended
-    here.
+    a transaction that the project began by hand, a savepoint is rolled back. With ``undo`` any error rolls back what
+    the block did, and nothing else. ``alone``: Python's SQLite driver begins no transaction for the block's statement,
+    so one that is begun here is ended here.
     """
     if not undo and connection.in_atomic_block and connection.commit_on_exit:  # as `rolls_back_if_marked`
-        return _Within(connection)
+        return _Joined(connection)
     connection.validate_no_broken_transaction()  # an outermost `atomic` block would forget that it is broken
     connection.ensure_connection()
     if undo if connection.in_atomic_block else not has_own_transaction(connection):
@@ -186,7 +150,7 @@ def together(connection: Any, *, undo: bool = False, alone: bool = False) -> Abs
     return _savepoint(connection, undo, alone)
 
 
-class _Within:
+class _Joined:
     """A block in an open ``atomic`` block. A class, as a generator would add two microseconds to each INSERT."""
 
     __slots__ = ("_connection",)

@@ -137,8 +137,9 @@ def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], boo
     if not about.st_mode & 0o022 and about.st_uid in (0, os.geteuid()):
         return
     raise NotPrivate(
-        f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}; files and "
-        f"folders of a store have to belong to user {os.geteuid()} or root, without write permission for other users"
+        f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}, while "
+        f"this process is user {os.geteuid()}: run it as the files' owner, or give them to this user or root, without "
+        "write permission for others"
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,13 +23,15 @@ from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
+from ..process import seconds
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
-from .disk import NotPrivate, check_folder, fcntl, file_id, opened_private
+from .disk import NotPrivate, check_folder, fcntl, file_id, lock_file, opened_private
 from .frames import FrameGeneration, WriteLock
-from .pages import Page, PageFolder
+from .pages import PAGE_BYTES, Page, add_to
 
 _SUFFIX = ".filter"
+_PAGE_NAME = re.compile(r"metrics-(\d+)-(\d+)")
 #: Tells backup programs to skip the folder: https://bford.info/cachedir/
 _CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomguard. An older copy is of no use.\n"
 
@@ -56,7 +59,6 @@ class FileStore(Store):
         self.path = Path(path)
         if b"\0" in os.fsencode(self.path):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
-        self._metrics = PageFolder(self.path)
 
     @property
     def identity(self) -> str:
@@ -181,10 +183,52 @@ class FileStore(Store):
         return usage.free if usage.total else None  # some file systems report no size: then writing may fail
 
     def add_metrics(self, page: Page, cells: Mapping[int, int]) -> None:
-        self._metrics.add(page, cells)
+        """Add numbers to a page, a file beside the guard's filters; do nothing for a guard without a folder.
+
+        The add is one ``pwrite`` under ``flock``, so a killed process leaves a page with all of it or none.
+        """
+        file = self._page_file(page)
+        try:
+            with opened_private(file, os.O_RDWR | os.O_CREAT) as fd:
+                try:
+                    lock_file(fd, file, fcntl.LOCK_EX, seconds() + disk.LOCK_SECONDS)
+                    before = os.pread(fd, PAGE_BYTES, 0)
+                    if not before:
+                        os.fchmod(fd, 0o600)  # restore the bits that the umask removed
+                        self._sweep(page)
+                    after = add_to(_padded(before), cells)
+                    start, end = 4 * min(cells), 4 * max(cells) + 4
+                    os.pwrite(fd, after[start:end], start)
+                finally:
+                    fcntl.flock(fd, fcntl.LOCK_UN)  # close() would not unlock if a child forked meanwhile has it open
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise StoreError(f"cannot write metrics to {file}: {error.strerror}") from error
 
     def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
-        return [self._metrics.read(page) for page in pages]
+        return [self._read_page(self._page_file(page)) for page in pages]
+
+    @staticmethod
+    def _read_page(file: Path) -> bytes:
+        try:
+            with opened_private(file, os.O_RDONLY) as fd:
+                return _padded(os.pread(fd, PAGE_BYTES, 0))
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"cannot read metrics from {file}: {error.strerror}") from error
+
+    def _page_file(self, page: Page) -> Path:
+        return self._folder(page.guard) / f"metrics-{page.step}-{page.number}"
+
+    def _sweep(self, page: Page) -> None:
+        folder = self._folder(page.guard)
+        for name in os.listdir(folder):
+            found = _PAGE_NAME.fullmatch(name)
+            if found and Page(page.guard, int(found[1]), int(found[2])).is_over(page):
+                with suppress(OSError):
+                    (folder / name).unlink()
 
     def check(self) -> list[CheckMessage]:
         if not self.path.is_absolute():
@@ -223,10 +267,8 @@ class FileStore(Store):
 
     def _check_disk(self) -> list[CheckMessage]:
         kind = disk.filesystem_of(self.path)
-        place, option = (
-            f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}",
-            _option(self.alias),
-        )
+        place = f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}"
+        option = _option(self.alias)
         if kind in disk.NETWORK:
             problem = (
                 "if the network fails, a worker that reads a mapped file blocks or is killed, and other hosts do not "
@@ -272,6 +314,11 @@ class FileGeneration(FrameGeneration):
 
 def _option(alias: str) -> str:
     return f"BLOOMGUARD['STORES'][{alias!r}]['OPTIONS']['path']"
+
+
+def _padded(page: bytes) -> bytes:
+    """Return a whole page: its file is only as long as the rows written so far."""
+    return page.ljust(PAGE_BYTES, b"\0")
 
 
 def _split(mapped: mmap.mmap, layout: Layout) -> list[memoryview]:

@@ -41,15 +41,11 @@ class Catalogue:
         self.is_complete = True
         #: Functions that are also called by ``row.name``.
         self.of_rows: set[str] = set()
-        #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives. What it stores
-        #: is never read from its text, since a function has too many ways to change the row that it returns.
+        #: Each table and verb with a BEFORE trigger: it may store another row than the statement gives.
         self.rewritten: set[tuple[str, str]] = set()
 
     def follow(self, effects: Iterable[Effect]) -> frozenset[tuple[Effect, bool]]:
-        """Return all effects that may follow from ``effects``, each with whether it writes other rows than these.
-
-        Triggers, functions and the like write other rows; views and partitions are other names of the same rows.
-        """
+        """Return all effects that may follow from ``effects``, each with :attr:`Flow.is_active` of the way there."""
         done, left = set[tuple[Effect, bool]](), [(self.widened(effect), False) for effect in effects]
         found = set[tuple[Effect, bool]]()
         while left:
@@ -63,6 +59,12 @@ class Catalogue:
             shown = self._shown(effect for effect, so in done if so is is_active)
             found.update((effect, is_active) for effect in shown)
         return frozenset(found)
+
+    def calls(self, effect: Effect) -> bool:
+        """Whether ``effect``, as a read has it, calls a function of the database's own, whatever that does."""
+        if effect.verb == "field":
+            return bool(self.of_rows) if effect == ANY_FIELD else effect.name in self.of_rows
+        return effect.name in self.functions
 
     def _next(self, effect: Effect) -> Iterator[tuple[Effect, bool]]:
         if effect.verb == "field":

@@ -1,7 +1,4 @@
-"""The guards that may have new keys after a statement, whose effects are followed through the catalogue.
-
-The results for a database are cached until a guard, its generations or the database's definitions change.
-"""
+"""The guards that may have new keys after a statement, whose effects are followed through the catalogue."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -27,10 +24,10 @@ from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, remade, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
-from .introspection import calls_own_functions, has_temporary_triggers, load
+from .introspection import has_temporary_triggers, load
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
-from .sql.tokens import are_two, bare
+from .sql.tokens import bare, have_two_schemas
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
 from .tables import columns, guarded_tables, keyless_when_null
 
@@ -40,18 +37,15 @@ logger = logging.getLogger("bloomguard")
 STATE_ROWS = GuardState._meta.db_table
 #: How many texts are cached, and how long one may be.
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
-#: Seconds that a writer waits for another one of this process that loads the catalogue. Then it loads it, too: the
-#: other one may wait for a lock of this writer's transaction.
+#: Seconds that a writer waits for another thread that loads the catalogue, which may wait for this writer's locks.
 LOAD_PATIENCE = 1.0
 
 
 class Definitions:
-    """The changes that this process makes to the databases' definitions.
-
-    ``stamp`` grows with each, and when a transaction with some ends. What was cached before is out of date then.
-    """
+    """The changes that this process makes to the databases' definitions."""
 
     def __init__(self) -> None:
+        #: Grows with each, and when a transaction with some ends. What was cached before is out of date then.
         self.stamp = 0
         #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
         self.temporary: set[str] = set()
@@ -116,8 +110,9 @@ class DatabaseCache:
         self._usual = {} if vendor == "mysql" else {"BEGIN": ""}
         self.texts: dict[str, str] = dict(self._usual)
         self.catalogue: Catalogue | None = None
-        #: Held while one thread loads the catalogue, so that not all writers of a process that has just started do.
-        #: A child that is forked meanwhile waits once for the time limit.
+        #: What a connection has read while the transaction of another one changes definitions, which it does not see.
+        self.beside: Catalogue | None = None
+        #: Held while one thread loads the catalogue. A child that is forked meanwhile waits once for the time limit.
         self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
@@ -128,30 +123,25 @@ class DatabaseCache:
 
     def seem_idle(self, connection: Any) -> bool:
         """Return :meth:`are_idle`, in a transaction of SQLite without reading: a writer there must not read first."""
-        if connection.vendor == "sqlite" and is_under_way(connection):
-            return self._are_idle(may_read=False)
-        return self.are_idle(connection)
+        return self.are_idle(connection, may_read=connection.vendor != "sqlite" or not is_under_way(connection))
 
-    def are_idle(self, connection: Any) -> bool:
+    def are_idle(self, connection: Any, *, may_read: bool = True) -> bool:
         """Whether no guard has a generation, so that no key can be missing. May read the state rows."""
-        with fencing.writing(self.guards[0], connection.alias):
-            return self._are_idle(may_read=True)
-
-    def _are_idle(self, *, may_read: bool) -> bool:
-        try:  # no call for each guard: a site may have hundreds
+        try:  # no call for each guard: a site may have hundreds. In a test some have a table of their own.
             tables = [guard._runtime.active_filter.table for guard in self.guards]
         except ConfigurationError:
             tables = list(map(fencing.table_of, self.guards))
-        rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
+        with fencing.writing(self.guards[0], connection.alias) if may_read else nullcontext():
+            rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
         if None in rows.values():
             return False
         known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
         return not any(row.status == FENCED or row.generations for row in known)
 
     def follow(self) -> bool:
-        """Record the state rows that were read last; return whether the catalogue is still valid.
+        """Record the state rows that were read last; return whether the catalogue is valid: no build has begun since.
 
-        A build that has begun makes it invalid, so that this process loads what another one defined before the build.
+        Another process may have changed the definitions before the build.
         """
         if self.copy is states.table.copy:
             return True
@@ -242,9 +232,9 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     if not cache.tables:
         return {}
     effects = remade.kept(effects, connection)
-    is_read = all(effect.verb in ("known", "field") for effect in effects)
-    if is_read and cache.catalogue is None and definitions.are_changing() and _calls_nothing(effects, connection):
-        return {}
+    is_read, beside = all(effect.verb in ("known", "field") for effect in effects), cache.beside
+    if is_read and beside is not None and not (TransactionObserver.of(connection) or any(map(beside.calls, effects))):
+        return {}  # but what a function of the database's own does may change with the next COMMIT
     catalogue = _catalogue(cache, connection)
     if catalogue is None and is_read:
         return {}  # the catalogue may be locked for a moment, and is looked at again by the next read
@@ -264,23 +254,10 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
             found.update((guard, cause._replace(table="")) for guard in here)
         for table, guard in cache.tables.get(effect.name, ()):
             is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
-            is_elsewhere = cause.is_direct and effect.name == own_name and are_two(own, table, cache.vendor)
+            is_elsewhere = cause.is_direct and effect.name == own_name and have_two_schemas(own, table)
             if not (is_added or is_elsewhere) and may_add_key(effect, guard, table):
                 found[guard] = cause._replace(table=table)
     return found
-
-
-def _calls_nothing(effects: Iterable[Effect], connection: Any) -> bool:
-    """Whether a read certainly calls no function of the database's own.
-
-    For reads in a transaction with definitions, as in a migration: no catalogue is kept before its COMMIT.
-    """
-    try:
-        with connection.wrap_database_errors:
-            connection.ensure_connection()
-            return not calls_own_functions(connection, effects)
-    except (DatabaseError, InterfaceError):
-        return False
 
 
 def may_be_rewritten(compiler: Any, verb: str) -> bool:
@@ -303,7 +280,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return False
     if effect.columns is None:
         return True
-    if isinstance(guard, unknown_guards.UnknownGuard) and (effect.verb != "copy" or not guard.has_model):
+    if isinstance(guard, unknown_guards.UnknownGuard):
         return True  # also of a column that no model of this process has
     if EMPTIED in effect.columns and effect.columns & keyless_when_null(guard, table):
         return False
@@ -335,8 +312,17 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return cache.catalogue
     if connection.alias in definitions.temporary or is_aborted(connection):
         return None
-    if definitions.are_changing():  # then no thread keeps what it loads, so there is nothing to wait for
-        return _load(cache, connection)
+    if definitions.are_changing():  # then no thread keeps what it loads, but for the rest of its own transaction
+        observer = TransactionObserver.of(connection)
+        known = observer.catalogue if observer is not None else None
+        if known is None or known[0] is not cache:
+            known = cache, _load(cache, connection)
+            if known[1] is not None and known[1].is_complete:
+                if observer is not None:
+                    observer.catalogue = known
+                else:
+                    cache.beside = known[1]
+        return known[1]
     is_mine = cache.loading.acquire(timeout=LOAD_PATIENCE)
     try:
         return cache.catalogue or _load(cache, connection)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -82,10 +81,10 @@ _METHODS = {"copy": _copy, "stream": _stream, "copy_from": _copy_from, "copy_exp
 
 
 def _hook_copies(connection: Any) -> None:
-    """Let the driver make cursors that follow :data:`_METHODS`. Another driver has its own ways, which are not known.
+    """Let the driver make cursors that follow :data:`_METHODS`, and let Django's follow them, too.
 
-    And Django's cursors, in case the driver's do not: what a backend takes for the connection may not use the factory,
-    or a package may replace it later.
+    What a backend takes for the connection may not use the factory, or a package may replace it later. What both follow
+    is followed twice, which does no harm.
     """
     for cursor in (connection.make_cursor(None), connection.make_debug_cursor(None)):
         for kind in type(cursor).__mro__[:-1]:
@@ -95,11 +94,9 @@ def _hook_copies(connection: Any) -> None:
     driver = connection.connection
     factory: Any = getattr(driver, "cursor_factory", None)
     factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
-    if not hasattr(factory, "copy"):
-        psycopg_2 = sys.modules.get("psycopg2.extensions")
-        if psycopg_2 is None or not isinstance(driver, psycopg_2.connection):
-            return
-        factory = factory or psycopg_2.cursor
+    names = [name for name in _METHODS if hasattr(factory, name)]
+    if not names:
+        return  # of another driver
 
     def hooked(name: str) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -107,8 +104,7 @@ def _hook_copies(connection: Any) -> None:
 
         return method
 
-    methods = {name: hooked(name) for name in _METHODS if hasattr(factory, name)}
-    made: Any = type("HookedCursor", (factory,), {"unhooked": factory, **methods})
+    made: Any = type("HookedCursor", (factory,), {"unhooked": factory, **{name: hooked(name) for name in names}})
     driver.cursor_factory = made
 
 
@@ -121,20 +117,14 @@ class _DriverMethod:
     def __get__(self, cursor: Any, owner: object = None) -> Any:
         if cursor is None:
             raise AttributeError(self._name)
-        method = getattr(cursor.cursor, self._name)
-        return method if _is_hooked(cursor) else partial(_METHODS[self._name], method, cursor.db)
+        return partial(_METHODS[self._name], getattr(cursor.cursor, self._name), cursor.db)
 
 
 def _following_itself(name: str, run: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = partial(run, self)
-        return own(*args, **kwargs) if _is_hooked(self) else _METHODS[name](own, self.db, *args, **kwargs)
+        return _METHODS[name](partial(run, self), self.db, *args, **kwargs)
 
     return method
-
-
-def _is_hooked(cursor: Any) -> bool:
-    return cursor.db.vendor != "postgresql" or getattr(cursor.cursor, "unhooked", None) is not None
 
 
 def _hook_callproc(callproc: Any) -> Any:

@@ -8,7 +8,7 @@ other key's row a false 404, while one add too many is a harmless false positive
   row, the second one's read finds nothing.
 * A key that is gone becomes a *pending delete*: the key with the generation that was active while the row existed. It
   is applied once, after the COMMIT, if that generation is still active; see :meth:`ActiveFilter.discard`.
-* A pending delete becomes void if its statement was rolled back by any means, or may have been, see
+* A pending delete is dropped if its statement was rolled back by any means, or may have been, see
   :mod:`bloomguard.writes.observer`. A transaction that was begun by hand has none.
 """
 
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,10 +78,7 @@ def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
 
 
 def lock(compiler: Any, tracked: TrackedTable) -> Alive:
-    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` is about to change.
-
-    The statement's own WHERE selects them, so a second writer waits here, and then finds the rows that are left.
-    """
+    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` selects by its own WHERE."""
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
     chosen.extra = {}
@@ -149,7 +146,8 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
-        TransactionObserver.over(connections[using]).add(PendingDelete(guard, gone, alive.generation))
+        discard = partial(guard._runtime.active_filter.discard, gone, alive.generation)
+        TransactionObserver.over(connections[using]).pending_deletes.append(discard)
     return written._replace(values=list((now - was).elements()), link="", stored=True)
 
 
@@ -168,18 +166,3 @@ def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[b
             with suppress(Unkeyable, OutOfRange):
                 found.append(key(unwrapped(value)))
     return found
-
-
-@dataclass(eq=False)
-class PendingDelete:
-    """A discard of ``keys`` from ``generation``, done once, after the COMMIT, unless it has become ``void``."""
-
-    guard: Guard
-    keys: list[bytes]
-    generation: str
-    void: bool = False
-
-    def finish(self) -> None:
-        """Discard the keys; the observer calls it once, after the COMMIT."""
-        if not self.void:
-            self.guard._runtime.active_filter.discard(self.keys, self.generation)

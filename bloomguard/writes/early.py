@@ -30,11 +30,8 @@ def complete() -> None:
     global is_early
     is_early = False
     unknown_guards.begin()
-    if _writes:
-        with _without_warnings():
-            unknown_guards.read_once()
-        if _fence not in registry.listeners:
-            registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
+    if _writes and _fence not in registry.listeners:
+        registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
     _fence()
 
 
@@ -52,7 +49,10 @@ def _without_warnings() -> Iterator[None]:
         yield
 
 
+@_without_warnings()
 def _fence() -> None:
+    if _writes:
+        unknown_guards.read_once()
     reasons: dict[str, dict[Guard, str]] = {}
     for alias, effects, known in list(_writes):
         for guard, cause in affected_guards(effects, connections[alias]).items():
@@ -61,8 +61,7 @@ def _fence() -> None:
                 reasons.setdefault(alias, {})[guard] = reason
     for alias, new in reasons.items():  # waits once for all guards
         try:
-            with _without_warnings():
-                fencing.fence(new, alias)
+            fencing.fence(new, alias)
         except (StoreError, ConfigurationError, DatabaseError):
             fencing.fence_soon(new)
     _writes[:] = [(alias, effects, known | set(registry)) for alias, effects, known in _writes]

@@ -1,16 +1,11 @@
 """Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
 
-Of a statement in a transaction, there are three moments. After the statement, :func:`fence` fences now. Before the
-COMMIT, :meth:`HeldFences.hold` fences again, if a build has begun meanwhile. After it, :meth:`HeldFences.check` fences
-if the COMMIT took too long, and :meth:`PendingFence.finish` waits for a fence that was committed with the rows.
+There are three moments: after the statement, :func:`fence` fences now; before the COMMIT, :meth:`HeldFences.hold`
+fences again, if a build has begun meanwhile; after it, :meth:`HeldFences.check` fences if the COMMIT took too long.
 
 Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
-after the fence. If the fence cannot be committed before the row, both are committed together, and the COMMIT returns to
-its caller two leases later.
-
-That happens if the writer's own transaction locks the state row. On SQLite a writer locks out every other connection,
-also the one of its process for the state rows; so it reads them by its own, and no one else can change them meanwhile.
-On PostgreSQL the transaction may have changed that row, or locked the table. And a server may take no more connections.
+after the fence. If the writer's own transaction locks the state row, as on SQLite it always does, or if the server
+takes no further connection, both are committed together, and :meth:`PendingFence.finish` waits after the COMMIT.
 """
 
 from __future__ import annotations
@@ -128,7 +123,7 @@ def writing(guard: Guard, using: str, *, sent: bool = False) -> AbstractContextM
     """
     table = table_of(guard)
     if (locks_out(table, using) and has_begun(connections[using])) or (sent and is_cut_off(table, guard.name, using)):
-        return table.reading_by(partial(_committed, table, using))
+        return table.within.reading_by(partial(_committed, table, using))
     return _NOTHING
 
 
@@ -142,9 +137,8 @@ def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
     """Return when the state row of each guard was read, if none has a generation to add to; else ``None``.
 
     A statement sent now needs no add if it ends while :func:`was_idle` is true: a generation that exists by then was
-    announced after the read, so the scan that fills it begins at least two leases later, and after all transactions
-    that are writing. Either the statement was committed by then, or the rebuild waits for its transaction. This waits
-    for a fence here, before the statement, instead of before its COMMIT.
+    announced after the read, so the scan that fills it begins at least two leases later, and waits for all transactions
+    that are writing. A fence is waited for here, before the statement, instead of before its COMMIT.
     """
     found: dict[Guard, float] = {}
     for guard in guards:
@@ -265,7 +259,7 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
                 # On SQLite a query of it that is not read to its end locks out the one for the state rows, too.
-                elif table.is_read_otherwise or locks_out(table, using) or holds_row(table, guard.name, using):
+                elif table.within.read or locks_out(table, using) or holds_row(table, guard.name, using):
                     committed += _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
@@ -385,7 +379,7 @@ def _committed(table: StateTable, using: str) -> Rows:
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list[PendingFence]:
     """Fence by the writer's connection; return what is to be waited for now: a fence outside of a transaction."""
     connection = connections[using]
-    if table.is_read_otherwise or locks_out(table, using):
+    if table.within.read or locks_out(table, using):
         before = _committed(table, using).get(name) or State(name)
     else:
         before = table.known(name) if is_alone(connections[using]) else table.current(name)

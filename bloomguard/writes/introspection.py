@@ -16,7 +16,7 @@ from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .sql.reader import read, read_body, read_trigger
-from .sql.statement import ANY_FIELD, ANYTHING, Effect
+from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, routine
 from .sql.words import EXTENSIONS
 
@@ -29,23 +29,6 @@ def load(connection: Any) -> Catalogue:
         with asking(connection) as fetch:
             reader(catalogue, fetch)
     return catalogue
-
-
-def calls_own_functions(connection: Any, effects: Iterable[Effect]) -> bool:
-    """Whether one of ``effects``, as reads have them, may call a function of the database's own.
-
-    One query of PostgreSQL, which takes a fraction of the time of :func:`load`. Raises the driver's exceptions.
-    """
-    if connection.vendor != "postgresql":
-        return True
-    with asking(connection) as fetch:
-        found = {Effect("field" if takes_row else "known", name) for name, takes_row in fetch(_NAMES)}
-    of_rows = {effect.name for effect in found if effect.verb == "field"}
-    names = of_rows | {effect.name for effect in found}
-    return any(
-        effect.name in (of_rows if effect.verb == "field" else names) or (effect == ANY_FIELD and of_rows)
-        for effect in effects
-    )
 
 
 def has_temporary_triggers(connection: Any) -> bool:
@@ -171,17 +154,13 @@ _FOREIGN_KEYS = """
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
     FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
     WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
-#: Whether ``row.function`` calls it.
-_TAKES_ROW = """p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
-    SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
-    WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))"""
-_NAMES = f"""
-    SELECT DISTINCT lower(p.proname), {_TAKES_ROW}
-    FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname {_OWN}"""  # noqa: S608
+#: The last column says whether ``row.function`` calls it.
 _FUNCTIONS = f"""
     SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
         CASE WHEN p.prosrc = '' THEN pg_get_functiondef(p.oid) END,
-        {_TAKES_ROW}
+        p.pronargs - p.pronargdefaults <= 1 AND EXISTS (
+            SELECT FROM pg_type t LEFT JOIN pg_type b ON b.oid = t.typbasetype
+            WHERE t.oid = p.proargtypes[0] AND (t.typtype IN ('c', 'p') OR b.typtype IN ('c', 'd')))
     FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace JOIN pg_language l ON l.oid = p.prolang
     WHERE p.prokind IN ('f', 'p', 'w') AND n.nspname {_OWN} AND NOT EXISTS (
         SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid

@@ -18,24 +18,18 @@ from ..guards.unadded import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
-    from .discards import PendingDelete
+    from .catalogue import Catalogue
+    from .consequences import DatabaseCache
     from .fencing import HeldFences, PendingFence
 
-#: The savepoint statements that an observer understands. Any other statement that may be one makes everything void.
-_SAVEPOINT = re.compile(
-    r"\s*(?:(?P<made>SAVEPOINT)|(?P<released>RELEASE(?:\s+SAVEPOINT)?)"
-    r"|(?P<undone>ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?))"
-    r"""\s+(?P<quote>["`]?)(?P<name>[A-Za-z_][A-Za-z0-9_]{0,62})(?P=quote)\s*;?\s*""",
-    re.IGNORECASE,
+#: A single statement that begins with one of these ends no transaction and undoes nothing, whatever else it contains.
+_PLAIN = re.compile(
+    r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH|SAVEPOINT|RELEASE)\b[^;]*;?\s*", re.IGNORECASE
 )
-#: Found anywhere in a statement, also in literals and quoted names, whose ends are not looked for here.
-_CONTROL = re.compile(
-    r"SAVEPOINT|RELEASE|ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE
-)
-#: A single statement that begins with one of these does not control transactions, whatever else it contains.
-_PLAIN = re.compile(r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH)\b[^;]*;?\s*", re.IGNORECASE)
-_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?\s*;?\s*", re.IGNORECASE)
-
+#: Words by which any other one may, also in literals and quoted names, whose ends are not looked for here.
+_CONTROL = re.compile(r"ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE)
+#: A rollback of the transaction, or to a savepoint.
+_ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?(?:\s+TO\b[^;]*)?\s*;?\s*", re.IGNORECASE)
 
 #: Vendors whose drivers report a transaction by themselves: MariaDB would have to be asked, and has no pending deletes.
 _REPORTING = {"postgresql", "sqlite"}
@@ -49,16 +43,16 @@ class TransactionObserver:
     Only of this connection, and until the transaction ends: transactions that need no observer pay nothing. Django's
     ``commit()`` and the like call those, whoever has got hold of them before, or has replaced them.
 
-    What is undoable is finished only after a COMMIT that the database has acknowledged. It is void if the transaction
-    ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
+    Pending deletes are applied only after a COMMIT that the database has acknowledged. They are dropped if the
+    transaction ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._own = {name: getattr(connection, name) for name in _REPLACED}
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
-        #: They become void if the statement that caused them is rolled back; the others are finished after the COMMIT.
-        self.undoable: list[PendingDelete] = []
+        #: Discard keys of deleted rows after the COMMIT; dropped if their statements may have been rolled back.
+        self.pending_deletes: list[Callable[[], object]] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
         #: Those that have to hold at the COMMIT: the rows may be written, or become visible, only then.
@@ -69,10 +63,8 @@ class TransactionObserver:
         self.is_alone = False
         #: Whether a statement has changed state rows, on MySQL and MariaDB, which show no transaction's locks.
         self.has_changed_rows = False
-        #: Whether an error may have undone all since the last rollback to a savepoint.
-        self.failed = False
-        self._is_lost = False
-        self._savepoints: list[tuple[str, int]] = []  # the name, and the length of `undoable`
+        #: What :mod:`.consequences` has read in it, and the cache for which; until a definition may be rolled back.
+        self.catalogue: tuple[DatabaseCache, Catalogue | None] | None = None
         self._raw = connection.connection
         #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
         self._pid = os.getpid()
@@ -110,11 +102,6 @@ class TransactionObserver:
         """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
         return self._raw is not self.connection.connection
 
-    def add(self, what: PendingDelete) -> None:
-        """Make ``what`` void if the statements up to now are rolled back."""
-        what.void = what.void or self._is_lost
-        self.undoable.append(what)
-
     def add_fence(self, name: str, fence: PendingFence) -> None:
         """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
         self.pending_fences[name] = fence
@@ -122,9 +109,6 @@ class TransactionObserver:
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
-        if self.is_of_the_past:
-            self.give_up()
-            return execute(sql, params, many, context)
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
         may_commit = self.held_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
@@ -133,63 +117,38 @@ class TransactionObserver:
         try:
             result = execute(sql, params, many, context)
         except BaseException as error:
-            self.failed = True
-            # After some errors SQLite rolls back all of it. An interrupted statement may be done or not.
-            if not isinstance(error, Error) or is_over(self.connection):
-                self._lose()
-                if may_commit:  # the database may have committed it, and its answer was lost
-                    self._check_fences()
+            self._undo()  # some errors roll back all of it, and an interrupted statement may be done or not
+            if may_commit and (not isinstance(error, Error) or is_over(self.connection)):
+                self._check_fences()  # the database may have committed it, and its answer was lost
             raise
         self.follow(sql if isinstance(sql, str) else "; COMMIT")
         return result
 
     def follow(self, sql: str) -> None:
         """Note that ``sql`` was executed."""
-        self._follow(sql)
+        if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
+            self._undo()
         if is_over(self.connection):
-            self._lose()
+            self._undo()
             self._end(committed=not _ROLLBACK.fullmatch(sql))
         else:
             self._has_begun = self.connection.vendor in _REPORTING
 
     def _has_ended_unseen(self) -> bool:
-        """Return whether a backend's own ``rollback``, or the driver's, has ended the transaction; then end this."""
-        if not self._has_begun or not is_over(self.connection):
+        """Return whether the transaction was ended past Django, or with its connection; then end this."""
+        if self.is_of_the_past:
+            self.give_up()
+        elif self._has_begun and is_over(self.connection):  # by a backend's own ``rollback``, or the driver's
+            self._undo()
+            self._end(committed=True)  # it may have been
+        else:
             return False
-        self._lose()
-        self._end(committed=True)  # it may have been
         return True
 
-    def _follow(self, sql: str) -> None:
-        found = _SAVEPOINT.fullmatch(sql)
-        if found is None:
-            if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
-                self._lose()
-            return
-        folds = not found["quote"] or self.connection.vendor != "postgresql"
-        name = found["name"].lower() if folds else found["name"]
-        known = [place for place, (each, _) in enumerate(self._savepoints) if each == name]
-        if known and self.connection.vendor not in ("postgresql", "sqlite"):
-            self._lose()  # MySQL drops the first of two savepoints with one name
-        elif found["made"]:
-            self._savepoints.append((name, len(self.undoable)))
-        elif found["released"]:
-            del self._savepoints[known[-1] if known else 0 :]
-        else:
-            # An unknown savepoint was made before this observer.
-            kept = self._savepoints[known[-1]][1] if known else 0
-            del self._savepoints[known[-1] + 1 if known else 0 :]
-            self._void(kept)
-            self.failed = False
-
-    def _lose(self) -> None:
-        """Make everything void until the end of the transaction: what is rolled back cannot be found out any more."""
-        self._is_lost = True
-        self._void(0)
-
-    def _void(self, kept: int) -> None:
-        for each in self.undoable[kept:]:
-            each.void = True
+    def _undo(self) -> None:
+        """Forget all pending deletes, as some of them may be rolled back: a key that stays does no harm."""
+        self.pending_deletes.clear()
+        self.catalogue = None
 
     def hold_fences(self) -> None:
         """Called before each statement that may be a COMMIT. Raises what :meth:`HeldFences.hold` raises."""
@@ -203,10 +162,6 @@ class TransactionObserver:
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
         commit = self._own["_commit"]
-        if self.is_of_the_past:
-            self.give_up()
-            commit()
-            return
         if self._has_ended_unseen():
             commit()
             return
@@ -219,7 +174,7 @@ class TransactionObserver:
         try:
             commit()
         except BaseException:  # the database may have committed it, and its answer was lost
-            self._lose()
+            self._undo()
             self._check_fences()
             raise
         # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
@@ -228,7 +183,7 @@ class TransactionObserver:
 
     def rollback(self) -> None:
         """Roll back by the connection's own ``_rollback``."""
-        self._lose()  # first: if it raises an exception, it may be done
+        self._undo()  # first: if it raises an exception, it may be done
         self._own["_rollback"]()
         self.give_up()
 
@@ -240,30 +195,27 @@ class TransactionObserver:
     def set_autocommit(self, autocommit: bool) -> None:
         """Call the connection's own ``_set_autocommit``: SQLite, MySQL and MariaDB commit when it is switched on."""
         if autocommit:
-            self._lose()
+            self._undo()
         self._own["_set_autocommit"](autocommit)
         if autocommit and (self.connection.vendor == "mysql" or is_over(self.connection)):
             self._end(committed=True)
 
     def _committing(self) -> None:
-        """Make everything void if the database will answer the COMMIT by a rollback, or may lose it.
+        """Drop the pending deletes if the database will answer the COMMIT by a rollback, or may lose it.
 
         Also if another process may have ended the transaction: a child that ``sys.exit()`` takes out of an ``atomic``
         block rolls its parent's back. The driver learns that with the next answer of the server.
         """
-        if self.connection.vendor == "postgresql":
-            self.failed = self.failed or is_aborted(self.connection)
-        elif self.connection.vendor == "sqlite":
-            self.failed = self.failed or is_over(self.connection)
-        if self.undoable and not self.failed:
-            is_copy = self._pid != os.getpid()
-            self.failed = is_copy or not is_durable(self.connection) or is_over(self.connection)
-        if self.failed:
-            self._void(0)
+        if self.pending_deletes and (
+            self._pid != os.getpid()
+            or is_aborted(self.connection)
+            or not is_durable(self.connection)
+            or is_over(self.connection)
+        ):
+            self.pending_deletes.clear()
 
     def give_up(self) -> None:
         """The whole transaction was rolled back."""
-        self._void(0)
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
@@ -280,7 +232,7 @@ class TransactionObserver:
         ended, self.ended = self.ended, []
         for call in ended:
             call()
-        undoable, self.undoable = self.undoable, []
+        deletes, self.pending_deletes = self.pending_deletes, []
         pending, self.pending_fences = list(self.pending_fences.values()), {}
         held, self.held_fences = self.held_fences, None
         try:
@@ -291,8 +243,8 @@ class TransactionObserver:
                     each.begin()
                 for each in pending:
                     each.finish()
-                for delete in undoable:
-                    delete.finish()
+                for discard in deletes:
+                    discard()
         finally:
             unadded.end(self)
 
@@ -310,4 +262,4 @@ def has_changed_rows(connection: Any) -> bool:
 
 
 def _never_commits(sql: str) -> bool:
-    return bool(_PLAIN.fullmatch(sql) or _SAVEPOINT.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
+    return bool(_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql))

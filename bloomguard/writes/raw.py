@@ -2,11 +2,8 @@
 
 :mod:`bloomguard.writes.sql.reader` finds out what a statement does, :mod:`bloomguard.writes.catalogue` what the
 database does because of it: by views, partitions, triggers and foreign keys. Every statement that is not certainly
-harmless fences. The ORM's compilers add the keys of their own tables. The texts of harmless statements are cached, and
-cost a microsecond or less.
-
-If the caller knows the keys, a block of :func:`~bloomguard.writes.adding.adding` adds them, and nothing is fenced. That
-goes for the rows of the statement itself, not for those of a trigger or a function.
+harmless fences, but for what the ORM's compilers, or a block of :func:`~bloomguard.writes.adding.adding`, add the keys
+of. The texts of harmless statements are cached, and cost a microsecond or less.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from . import adding, consequences, early, fencing, isolation, raw_transactions,
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .sql import reader
 from .sql.reader import Reading
-from .sql.statement import ANYTHING
 from .sql.tokens import bare
 from .statements import running
 
@@ -42,6 +38,8 @@ _USUAL = re.compile(
 _BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\s;]+")
 #: How many characters of texts are kept until their COMMIT: one text may have megabytes of values.
 _MOST_UNREAD = 1_000_000
+#: Stands for those that are not kept: it reads as a statement that may have written anything.
+_UNCLEAR = ("?", "")
 _log = LogOnce()
 
 
@@ -157,7 +155,7 @@ class _Unread:
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self._texts: set[tuple[str, str]] = set()
-        self._left = _MOST_UNREAD  # less than zero if a text was not kept
+        self._size = 0
 
     @classmethod
     def of(cls, connection: Any) -> _Unread:
@@ -172,10 +170,9 @@ class _Unread:
 
         ``own``: the table of the ORM's statement. A build waits for the rows that the statement itself has written.
         """
-        if (text, own) not in self._texts and self._left >= 0:
-            self._left -= len(text)
-            if self._left >= 0:
-                self._texts.add((text, own))
+        if (text, own) not in self._texts:
+            self._size += len(text)
+            self._texts.add((text, own) if self._size <= _MOST_UNREAD else _UNCLEAR)
 
     def __call__(self) -> dict[Guard, str]:
         """Return why each guard is fenced that may have new keys; none if no filter is built by now."""
@@ -185,8 +182,6 @@ class _Unread:
         written: dict[Guard, Cause] = {}
         for text, own in self._texts:
             written |= _follow(read(text, self._connection), self._connection, own)
-        if self._left < 0:
-            written |= affected_guards({ANYTHING}, self._connection)
         return _reasons(written)
 
 
@@ -204,8 +199,8 @@ def following(
 ) -> Iterator[dict[Guard, Cause] | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
-    It yields those guards, or ``None`` if they cannot be found out before the statement. ``apart``: put no transaction
-    around it. ``many``: it is sent several times, by ``executemany``.
+    Yield those guards, or ``None`` if they cannot be found out before it. ``apart``: put no transaction around it.
+    ``many``: it is sent several times, by ``executemany``.
     """
     if early.is_early:
         early.record_write(reading.effects | reading.known, connection.alias)

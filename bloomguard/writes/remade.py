@@ -1,8 +1,7 @@
 """What SQLite's schema editor keeps when it makes a table anew: by a copy of its rows, into other columns.
 
-The statement copies each column under its name. But the new column may be declared with another collation, under which
-other texts are equal, or with a type that converts values: SQLite stores the text '007' as the number 7 in a column of
-integers.
+The new column may be declared with another collation, under which other texts are equal, or with a type that converts
+values: SQLite stores the text '007' as the number 7 in a column of integers.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted, is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import is_aborted, together
-from . import discards, fencing
+from . import discards
 from .consequences import current_cache, may_be_rewritten
 from .discards import Before
 from .introspection import asking
@@ -68,7 +68,7 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
 
     ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
     """
-    # Elsewhere an error leaves the transaction as it was, and SQLite ends no savepoint while it returns changed rows.
+    # Elsewhere an error leaves the transaction as it was.
     is_undone = tracked.historical and connections[using].vendor == "postgresql"
     try:
         with together(connections[using], undo=True) if is_undone else nullcontext():
@@ -209,7 +209,7 @@ def more_to_return(
     for tracked in tables:
         fields = (tracked.primary_key if tracked in counting else tracked.fields) or ()
         missing = [field for field in fields if field not in asked and field not in more]
-        if not missing or fencing.has_nothing_to_add_to(tracked.guard):
+        if not missing:
             continue
         # The instance does not show whether its row existed before.
         upserts = tracked in counting and compiler.query.on_conflict
@@ -236,10 +236,8 @@ def _ends_as_djangos(compiler: Any, returned: Sequence[Any]) -> bool:
 
 
 def _returns(compiler: Any) -> bool:
-    features = compiler.connection.features
-    if len(compiler.query.objs) == 1:
-        return bool(features.can_return_columns_from_insert)
-    return bool(features.can_return_columns_from_insert and features.can_return_rows_from_bulk_insert)
+    features, is_single = compiler.connection.features, len(compiler.query.objs) == 1
+    return features.can_return_columns_from_insert and (is_single or features.can_return_rows_from_bulk_insert)
 
 
 def _converts(compiler: Any, fields: Sequence[Any]) -> bool:

@@ -1,8 +1,7 @@
 """Adds by Django's ``post_save`` signal, for guards with ``sync = "signals"``.
 
-Guards are found by table: a proxy saves into its model's table, a child of multi-table inheritance into its parents'
-too. A row is added whether or not it is alive: one key too many is a harmless false positive, and a row that becomes
-alive again has its key already. Deletes are not tracked: the next rebuild drops those keys.
+A row is added whether or not it is alive: one key too many is a harmless false positive, and a row that becomes alive
+again has its key already. Deletes are not tracked: the next rebuild drops those keys.
 """
 
 from __future__ import annotations

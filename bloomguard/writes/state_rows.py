@@ -46,9 +46,8 @@ def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) 
 def _deleting(sender: type[GuardState], names: Iterable[str], using: str, **kwargs: Any) -> None:
     """Fence the state rows that are about to be deleted on ``using``, and wait until every process knows.
 
-    Without a row writers add nothing and wait for nothing, while others may still answer by it; so also inside a
-    transaction. Raises :class:`DatabaseError` if one cannot be fenced, as when the transaction itself keeps others from
-    changing the row; then none is deleted.
+    Without a row writers add nothing and wait for nothing, while others may still answer by it. Raises
+    :class:`DatabaseError`, and so keeps the rows, if the open transaction keeps others from changing one.
     """
     table = states.table
     if not table.holds(using):

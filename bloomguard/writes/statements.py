@@ -103,13 +103,13 @@ def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
 
 def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
     asked = returned = tuple(returning_fields or ())
-    idle = all_idle(tables, compiler.using)
-    if idle is not None:
+    tables, unused, idle = split_idle(tables, compiler.using)
+    if not tables:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
             return inserted(tracked, compiler, asked, () if rows == [None] else rows, {})  # as below
 
-        return run_idle(execute, compiler, (returning_fields,), tables, idle, written_to)
+        return run_idle(execute, compiler, (returning_fields,), unused, idle, written_to)
     counting: Sequence[TrackedTable] = ()
     for tracked in tables:
         if tracked.counted or tracked.fields != asked:
@@ -135,18 +135,29 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
             return inserted(tracked, compiler, returned, rows, before, highest)
 
         add_all(tables, compiler.using, written, rows if is_keyed else (), returned)
+        if unused:
+            add_if_late(unused, idle, compiler.using, written)
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
 
 
-def all_idle(tables: Sequence[TrackedTable], using: str) -> dict[Guard, float] | None:
-    """Return :func:`bloomguard.writes.fencing.all_idle` of their guards."""
+def split_idle(tables: Sequence[TrackedTable], using: str) -> tuple[Sequence[Any], Sequence[Any], dict[Guard, float]]:
+    """Return the tables of guards in use, those of idle guards, and when the state row of each of these was read.
+
+    A statement returns nothing for an idle guard: its column may not be in the table yet. If a rebuild begins
+    meanwhile, the rows need no add all the same: see :func:`bloomguard.writes.fencing.all_idle`.
+    """
     for tracked in tables:
         state = states.table.lease(tracked.guard.name)
-        if state is not None and state.takes_adds:
-            return None  # nearly always
-    return fencing.all_idle(map(guard_of, tables), using)
+        if state is None or not state.takes_adds:
+            break
+    else:
+        return tables, (), {}  # nearly always
+    idle: dict[Guard, float] = {}
+    for guard in map(guard_of, tables):
+        idle |= fencing.all_idle([guard], using) or {}
+    return [each for each in tables if each.guard not in idle], [each for each in tables if each.guard in idle], idle
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
@@ -165,9 +176,8 @@ def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[Tracked
 class _Running(threading.local):
     """What the ORM does in this thread."""
 
-    #: The table that its statement writes, and the texts that its compiler has made, and that are not sent yet. All
-    #: others are raw SQL, also inside of the statement: of a field's ``pre_save``, a converter or an
-    #: ``execute_wrapper``. In one, as each access to a ``threading.local`` takes a look-up.
+    #: The table that its statement writes, and the texts of its compiler that are not sent yet. All others are raw SQL,
+    #: also inside of the statement: of a field's ``pre_save``, a converter or an ``execute_wrapper``.
     due: tuple[str, Sequence[str]] = ("", ())
     #: While it is in ``bulk_create``, the rows whose keys are added after the last of its statements.
     batch: BulkRows | None = None
@@ -264,10 +274,7 @@ def run_idle(
 
 
 def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
-    """After a statement sent while all guards were idle: add its keys if a scan that began meanwhile may miss its rows.
-
-    Under autocommit the rows are visible by then, but the COMMIT is not acknowledged to anyone yet.
-    """
+    """After a statement sent while all guards were idle: add its keys if a scan may have missed its rows."""
     late = _late(tables, idle)
     if late:
         with fencing.catching_up(list(map(guard_of, late)), connections[using]):
@@ -277,8 +284,7 @@ def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using:
 def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
     """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
 
-    Under autocommit the database may have committed it all the same: the connection was lost, or the program was
-    interrupted, before the answer came.
+    The database may have committed it before the connection was lost, or the program was interrupted.
     """
     if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
         return  # nothing of it is left

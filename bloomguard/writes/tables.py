@@ -13,8 +13,8 @@ from django.db.models import Model
 from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
-from ..guards.fields import kind_of, own_conversions, selects_itself, value_field
-from ..guards.watched import watched_fields, with_parents
+from ..guards.fields import SELECTS, kind_of, own_conversions, own_methods, value_field
+from ..guards.meta import with_parents
 from ..models import GuardState
 from ..state import table as states
 from . import unknown_guards
@@ -25,22 +25,20 @@ Fields = tuple[Any, ...]
 
 @dataclass(frozen=True, eq=False)
 class TrackedTable:
-    """How the statements of one model's table concern one guard.
-
-    ``fields`` are fields of the statement's model; each written row needs their values. They are the key itself if
-    ``link`` is empty; else ``link`` is the lookup from the guard's rows to those values, which are then read by the
-    guard's own model. ``None`` if the statement's model does not give the primary key either. ``primary_key``: the
-    fields to find the guard's rows by if the key itself is unknown. Only an UPDATE of one of ``columns``, in lower
-    case, can make a new key. ``historical``: the model is a migration's, whose table may lack columns of the guard's
-    model. ``counted``: keys of deleted rows are discarded.
-    """
+    """How the statements of one model's table concern one guard."""
 
     guard: Guard
+    #: Fields of the statement's model: the key itself, or what ``link`` leads to; ``None`` if it gives neither.
     fields: Fields | None
+    #: The lookup by which the guard's own model finds its rows; empty if ``fields`` are the key.
     link: str
+    #: The fields to find the guard's rows by if the key itself is unknown.
     primary_key: Fields | None
+    #: In lower case: only an UPDATE of one of these can make a new key.
     columns: frozenset[str]
+    #: Whether the model is a migration's, whose table may lack columns of the guard's model.
     historical: bool
+    #: Whether keys of deleted rows are discarded.
     counted: bool
 
     @property
@@ -84,7 +82,7 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
 
 def columns(guard: Guard, table: str) -> frozenset[str]:
     """Return the columns of ``table``, in lower case, whose change can give the guard a new key."""
-    return frozenset(folded(field) for field in watched_fields(guard) if _table(field) == table)
+    return frozenset(folded(field) for field in guard._meta.watched_fields if _table(field) == table)
 
 
 def keyless_when_null(guard: Guard, table: str) -> frozenset[str]:
@@ -106,16 +104,8 @@ def parent_path(model: type[Model], parent: type[Model]) -> str:
 
     With two parents, the rows share only the first one's primary key; the other parent has a link column of its own.
     """
-    concrete = parent._meta.concrete_model
-    if concrete is None or not issubclass(model, concrete) or model._meta.concrete_model is concrete:
-        return "pk"
-    path = []
-    for step in model._meta.get_base_chain(concrete):
-        field = model._meta.get_ancestor_link(step)
-        if field is not None:  # a proxy in between has no link
-            path.append(field.name)
-        model = step
-    return "__".join(path) or "pk"
+    path = model._meta.get_path_to_parent(parent._meta.concrete_model or parent)
+    return "__".join(step.join_field.name for step in path) or "pk"
 
 
 def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
@@ -129,7 +119,7 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     key, counted = None, False
     with suppress(Exception):  # a system check reports the mistake; each write fences the guard
         if owner is guard.model and all(
-            _table(field) == table and not selects_itself(field) for field in guard._meta.fields
+            _table(field) == table and not own_methods(field, SELECTS) for field in guard._meta.fields
         ):
             key = same_fields(guard._meta.fields, own)
         counted = guard._meta.discards

@@ -1,17 +1,11 @@
 """Guards that this process does not have, because it runs another version of the project than other processes.
 
-It may have a guard of that name, but with another ``lookup`` or ``alive``, for example. Then it would overlook a write
-of a column that only the other version watches.
-
 It cannot make the keys of such a guard, so each of its statements that may write one fences the guard. The state row of
-the guard names the tables, and has a hash of what a key means. That goes for all statements: a migration may write by a
-model that the process no longer has.
+the guard names the tables, and has a hash of what a key means. The process may have a guard of that name, but with
+another ``lookup`` or ``alive``. That one is not asked meanwhile: it could add nothing to a filter of other keys, and
+its columns may not be there yet, as between a deploy and its migrations.
 
-A guard of the same name is not asked meanwhile: it could add nothing to a filter of other keys, and its columns may not
-be there yet, as between a deploy and its migrations.
-
-A process reads the state rows before it makes the plans of its first ORM write. After that it looks at each new copy of
-them, which it reads for its own guards.
+A process reads the state rows before it makes the plans of its first ORM write, and looks at each later copy of them.
 """
 
 from __future__ import annotations
@@ -41,13 +35,7 @@ Named = frozenset[tuple[str, str]]
 class UnknownGuard(Guard):
     """Stands for such a guard at one of its tables. What its keys are is unknown, so all columns count."""
 
-    #: No fields: as for a guard with a configuration error, its fences are waited for by its name, once in a process.
     lookup = ()
-
-    @property
-    def has_model(self) -> bool:
-        """Whether this process has a model of the table."""
-        return self.model is not GuardState
 
 
 class _Forks:
@@ -130,10 +118,7 @@ def is_of_another_version(guard: Guard) -> bool:
 
 
 def _named() -> Named:
-    """Return the names and tables of the state rows, without those that this process has the same guard for.
-
-    If it has another guard of that name, also the tables of that one.
-    """
+    """Return the names and tables of the unknown guards; of one whose name this process has, also its tables here."""
     if not is_complete:
         return frozenset()
     plans, found = registry.plans, set[tuple[str, str]]()

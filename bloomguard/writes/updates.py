@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db import Error, OperationalError, models
-from django.db.models import Lookup, Transform, expressions, functions
+from django.db.models import Lookup, Transform, expressions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
@@ -20,11 +20,20 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import Execute, add_all, all_idle, fence_all, lock_alive, run, run_idle, running, sent_by, wrap
+from .statements import (
+    Execute,
+    add_all,
+    add_if_late,
+    fence_all,
+    lock_alive,
+    run,
+    run_idle,
+    running,
+    sent_by,
+    split_idle,
+    wrap,
+)
 from .tables import TrackedTable, folded, tracked_tables
-
-#: How many of the rows that an UPDATE returns are in memory at a time.
-_ROWS_AT_ONCE = 2_000
 
 
 def connect() -> None:
@@ -39,10 +48,10 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    idle = all_idle(touched, compiler.using)
-    if idle is not None:
-        return run_idle(execute, compiler, (result_type,), touched, idle, _unknown)
-    return _update_and_add(compiler, touched, result_type)
+    used, unused, idle = split_idle(touched, compiler.using)
+    if not used:
+        return run_idle(execute, compiler, (result_type,), unused, idle, _unknown)
+    return _update_and_add(compiler, used, result_type, partial(add_if_late, unused, idle, compiler.using, _unknown))
 
 
 def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
@@ -51,9 +60,9 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    idle = all_idle(touched, using)
-    if idle is not None:
-        return run_idle(execute, compiler, (returning_fields,), touched, idle, _unknown)
+    touched, unused, idle = split_idle(touched, using)
+    if not touched:
+        return run_idle(execute, compiler, (returning_fields,), unused, idle, _unknown)
     counting = discards.counting(touched, using)
     with together(connection):
         before = lock_alive(compiler, counting, discards.lock)
@@ -63,10 +72,11 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         returned = [*returning_fields, *more]
         rows = run(execute, compiler, returned)
         add_all(touched, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+        add_if_late(unused, idle, using, _unknown)
     return [row[: len(returning_fields)] for row in rows]
 
 
-def _unknown(tracked: TrackedTable, result: Any) -> None:
+def _unknown(tracked: TrackedTable, result: Any = None) -> None:
     """Return ``None``: the UPDATE of an idle guard was sent unchanged, so the rows that it changed are not known."""
 
 
@@ -95,9 +105,7 @@ def _written_columns(compiler: Any) -> set[str]:
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
-    """Return the fields that guards in use need: of a guard that is not, a column may not be in the table yet."""
-    used = [tracked for tracked in tables if tracked in before or not fencing.has_nothing_to_add_to(tracked.guard)]
-    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in used]
+    fields = [tracked.primary_key if tracked in before else tracked.fields for tracked in tables]
     return list(dict.fromkeys(field for some in fields for field in some or ()))
 
 
@@ -110,8 +118,10 @@ def _updated(
     return discards.finish(before, tracked, using, returned_rows(fields, link, returned, rows))
 
 
-def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: Any) -> int:
-    """Do what the compiler's own method does, and add the keys of the rows that it changed.
+def _update_and_add(
+    compiler: Any, tables: Sequence[TrackedTable], result_type: Any, catch_up: Callable[[], None]
+) -> int:
+    """Do what the compiler's own method does, and add the keys of the rows that it changed; then call ``catch_up``.
 
     ``RETURNING`` lists those rows. Without it the rows are locked before the UPDATE and looked up after it.
     """
@@ -123,6 +133,7 @@ def _update_and_add(compiler: Any, tables: Sequence[TrackedTable], result_type: 
     if sql:
         with together(compiler.connection):
             changed = _send(compiler, tables, sql, parameters)
+            catch_up()
     # As in Django, the parents' tables come next; under autocommit each has a transaction of its own.
     for query in compiler.query.get_related_updates():
         related = query.get_compiler(compiler.using).execute_sql(result_type)
@@ -149,16 +160,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         changed = run(_execute, compiler, sql, parameters)
         add_all(tables, using, lambda tracked: None)
         return changed
-    whole: dict[TrackedTable, list[Any]] = {tracked: [] for tracked in before if before[tracked].rows}
-    by_page = [tracked for tracked in tables if tracked not in whole]
-
-    def add_some(rows: Values) -> None:
-        for tracked in whole:  # the rows that are gone are known after the last page
-            whole[tracked] += rows
-        add_all(by_page, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-
     try:
-        changed = run(_execute_returning, compiler, tables, sql, parameters, returned, add_some)
+        changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
     except OperationalError as error:
         if "RETURNING is not available" not in str(error):
             raise
@@ -168,8 +171,8 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         return changed
     if changed > discards.MOST_ROWS:
         fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-    else:
-        add_all(whole, using, lambda tracked: _updated(tracked, using, returned, whole[tracked], before))
+    elif changed:
+        add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
     return changed
 
 
@@ -182,17 +185,9 @@ def _execute(compiler: Any, sql: str, parameters: Any) -> int:
 
 
 def _execute_returning(
-    compiler: Any,
-    tables: Sequence[TrackedTable],
-    sql: str,
-    parameters: Any,
-    returned: Sequence[Any],
-    give: Callable[[Values], None],
-) -> int:
-    """Execute the UPDATE and return its number of rows.
-
-    Call ``give`` with the returned rows, one page at a time; stop if they are more than ``MOST_ROWS``.
-    """
+    compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any, returned: Sequence[Any]
+) -> tuple[int, Values]:
+    """Execute the UPDATE and return its number of rows, and the rows, which are not all if more than ``MOST_ROWS``."""
     connection, table = compiler.connection, compiler.query.model._meta.db_table
     quote = connection.ops.quote_name
     names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
@@ -201,15 +196,10 @@ def _execute_returning(
         cursor.execute(sql, parameters)
         try:
             converters = compiler.get_converters([field.get_col(table) for field in returned])
-            changed = 0
-            while max(changed, cursor.rowcount) <= discards.MOST_ROWS:
-                rows = cursor.fetchmany(_ROWS_AT_ONCE)
-                if not rows:
-                    return changed
-                changed += len(rows)
-                give(list(compiler.apply_converters(rows, converters)) if converters else rows)
+            rows = cursor.fetchmany(discards.MOST_ROWS)
             # SQLite has no count until the last row is fetched.
-            return changed + sum(1 for _ in cursor) if connection.vendor == "sqlite" else int(cursor.rowcount)
+            changed = len(rows) + sum(1 for _ in cursor) if connection.vendor == "sqlite" else cursor.rowcount
+            return changed, list(compiler.apply_converters(rows, converters)) if converters else rows
         except Error:
             # No further row is read. The driver alone may refuse one, such as a date after the year 9999: then the
             # transaction can still be committed.
@@ -285,25 +275,20 @@ def _matches_nothing(compiler: Any) -> bool:
 
 # -- whether two statements in a row with one WHERE certainly select the same rows
 
-# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The second evaluation
-# selects other rows if the WHERE depends on anything but locked rows and constants: on chance, the time, or rows of a
-# subquery, which are read from a snapshot by the one statement and as they are now by the other. So each part has to be
-# in a list of those that are known.
+# Without RETURNING, the rows that an UPDATE will change are selected before it, by its own WHERE. The UPDATE selects
+# others if that depends on anything but locked rows and constants: on chance, the time, or the rows of a subquery. So
+# each part has to be in a list of those that are known.
 
-#: Functions of Django whose result depends on their arguments alone, as that of each ``Transform`` of Django does.
-_FUNCTIONS = """
-    ATan2 Cast Coalesce Collate Concat ConcatPair Greatest JSONObject Least Left Log LPad Mod NullIf Pi Power Repeat
-    Replace Right RPad StrIndex Substr
-"""
+#: Of these modules of Django each function depends on its arguments alone, as each ``Transform`` of Django does.
+_PURE = {"django.db.models.functions.comparison", "django.db.models.functions.text"}
+#: Compared by their exact class, as a subclass may mean something else.
 _EXPRESSIONS = """
     Case Col ColPairs CombinedExpression DurationExpression ExpressionList ExpressionWrapper NegatedExpression
     TemporalSubtraction Value When
 """
-#: Compared by their exact class: a subclass may mean something else.
 _KNOWN = {
     WhereNode,
     NothingNode,
-    *(getattr(functions, name) for name in _FUNCTIONS.split()),
     *(getattr(expressions, name) for name in _EXPRESSIONS.split() if hasattr(expressions, name)),
 }
 
@@ -317,4 +302,6 @@ def _is_known(part: Any) -> bool:
     if getattr(part, "extra", None):
         return False  # such as the name of another function, or a template
     kind = type(part)
-    return kind in _KNOWN or (issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models."))
+    if kind in _KNOWN or kind.__module__ in _PURE:
+        return True
+    return issubclass(kind, (Lookup, Transform)) and kind.__module__.startswith("django.db.models.")

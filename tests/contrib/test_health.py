@@ -90,6 +90,14 @@ def test_a_site_may_require_some(armed, health, require, status):
     assert health(require=require).status_code == status
 
 
+def test_a_name_that_no_guard_has_is_shown(armed, health):
+    """Otherwise a mistyped one would be a 503 whose body names no reason."""
+    found = health(require=["nobody"]).json()
+
+    assert found["status"] == "passing"
+    assert found["guards"]["nobody"] == {"state": "not registered", "mode": ""}
+
+
 def test_a_fenced_guard_passes(armed, health, clock):
     """And is told apart from one that was never built."""
     state.table.fence("product", "for a test")

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 
 import bloomguard
+from bloomguard import Guard
+from bloomguard.filters.hashing import KeyHash
+from bloomguard.filters.layout import Layout
+from bloomguard.rebuild.plan import HEADROOM
 
 DOCS = Path(__file__).parents[2] / "docs"
 PACKAGE = Path(bloomguard.__file__).parent
@@ -51,6 +55,19 @@ def test_every_make_command_is_there():
 
     assert called <= listed
     assert listed - {"help", "bench", "clean"} <= set(re.findall(r"`make ([a-z-]+)`", contributing))
+
+
+def test_the_sizes_on_the_page_are_those_of_a_rebuild():
+    """Of a guard with the default options."""
+    page = " ".join((DOCS / "filters.md").read_text().split())
+    named = re.search(r"at 0\.1%, (\d+) KiB for 235,000 cities, and (\d+) MiB for 100 million rows", page)
+
+    def bytes_for(rows: int) -> int:
+        return Layout.plan(key_hash=KeyHash(8), capacity=int(rows * HEADROOM), error_rate=Guard.error_rate).total_bytes
+
+    assert named
+    assert int(named[1]) == round(bytes_for(235_000) / 2**10)
+    assert int(named[2]) == round(bytes_for(100_000_000) / 2**20)
 
 
 def test_the_options_of_the_stores_are_on_their_page():

@@ -15,7 +15,7 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from bloomguard.door.paths import DoorRoute, Index, own_resolvers
-from bloomguard.routes.patterns import PatternIndex, patterns
+from bloomguard.routes.patterns import overlapping, patterns, patterns_named
 from bloomguard.routes.table import NO_ID, GuardedRoute
 from tests.support.guarding import urlconf
 
@@ -78,8 +78,8 @@ any_paths = st.lists(st.sampled_from([*VALUES, *LITERALS]), max_size=6).map(lamb
 
 def routes_of(conf):
     """A route for each pattern, of all that its paths give."""
-    known = PatternIndex(patterns(conf))
-    for pattern in known.patterns:
+    known = list(patterns(conf))
+    for pattern in known:
         names = tuple(dict.fromkeys(name for name in pattern.captured if name not in pattern.fixed))
         if names:
             yield DoorRoute(GuardedRoute(SimpleNamespace(), pattern, names, frozenset({"GET"})), known)
@@ -149,10 +149,10 @@ def test_only_earlier_patterns_overlap():
         path("a/<str:pk>/", view(), name="mine"),
         path("a/<str:late>/", view(), name="late"),
     )
-    known = PatternIndex(patterns(conf))
-    [mine] = known.named("mine")
+    known = list(patterns(conf))
+    [mine] = patterns_named(known, "mine")
 
-    assert [other.view_name for other in known.overlapping(mine)] == ["one", "any"]
+    assert [other.view_name for other in overlapping(known, mine)] == ["one", "any"]
 
 
 @pytest.mark.parametrize(

@@ -162,12 +162,6 @@ def test_a_plan_that_would_not_fit_is_refused_with_its_size():
         Layout.plan(key_hash=KeyHash(8), capacity=1 << 40, error_rate=0.01)
 
 
-def test_a_checker_wants_the_filters_of_all_shards():
-    layout, _, filters = build("bloom", 1 << 12)
-    with pytest.raises(InvalidShape, match="1 filters for"):
-        layout.checker(filters[:1])
-
-
 @pytest.mark.parametrize("kind", ["counting", "scalable"])
 def test_a_kind_that_no_store_holds_is_no_layout(kind):
     """A frame has a known kind, but no store holds it as shards."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -45,13 +46,11 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
-    class Now(discards.PendingDelete):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
-            self.finish()
-            self.void = True
+    def now(discard: Callable[..., None], *given: Any) -> Callable[[], None]:
+        discard(*given)
+        return lambda: None
 
-    with mock.patch.object(discards, "PendingDelete", Now):
+    with mock.patch.object(discards, "partial", now):
         yield
 
 
@@ -73,7 +72,7 @@ def adds_on_commit() -> Iterator[None]:
 @contextmanager
 def heeds_no_savepoint() -> Iterator[None]:
     """Who goes back to a savepoint by hand has undone a DELETE."""
-    with mock.patch.object(observer.TransactionObserver, "_follow", return_value=None):
+    with mock.patch.object(observer, "_CONTROL", re.compile("(?!)")):
         yield
 
 
@@ -129,7 +128,7 @@ def fences_after_the_commit() -> Iterator[None]:
     """Raw SQL is seen, and nobody waits until all processes know."""
     with (
         mock.patch.object(state.StateTable, "fence", return_value=None),
-        mock.patch.object(fencing, "_fence_within", return_value=None),
+        mock.patch.object(fencing, "_fence_within", return_value=[]),
     ):
         yield
 

@@ -10,6 +10,7 @@ from asgiref.sync import async_to_sync
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry, runtime
+from bloomguard.process import log_once
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.stores import stores
@@ -191,7 +192,7 @@ def test_an_error_keeps_everything(shop, monkeypatch, caplog, error):
         raise error
 
     guard = registry["product"]
-    guard._runtime._log.forget()
+    log_once.forget()
     assert guard.filter_existing([7, 11]) == [7]
     monkeypatch.setattr(next(iter(guard._runtime.active_filter._opened.values())), "might_contain_many", fail)
 

@@ -13,6 +13,7 @@ from bloomguard.exceptions import ConfigurationError
 from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard
 from bloomguard.guards.registry import Registry, registry
+from bloomguard.process import log_once
 from bloomguard.routes.table import AmbiguousKwargs, kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
@@ -67,10 +68,9 @@ def test_of_many_guards_the_error_names_the_nearest():
         own.add(make_guard(Product, name=f"product-{number}"))
     own.add(make_guard(Order, name="order"))
 
-    with pytest.raises(ConfigurationError, match=r"no guard 'ordre'; known are order, and 300 others"):
+    with pytest.raises(ConfigurationError, match=r"no guard 'ordre'; known are order, product-") as raised:
         own["ordre"]
-    with pytest.raises(ConfigurationError, match=r"known are order, product-0, .*, and 281 others"):
-        own["x"]
+    assert str(raised.value).count("product-") == 19
 
 
 def test_an_empty_registry_says_where_guards_come_from():
@@ -279,7 +279,7 @@ def test_an_integer_beyond_every_column_is_absent_without_a_look_up(value, fresh
 def test_several_values_where_one_is_expected_are_an_error_that_passes(build, caplog, monkeypatch):
     """A mistake in what is asked is UNKNOWN and logged, never raised."""
     build("place")
-    registry["place"]._runtime._log.forget()  # none was said already
+    log_once.forget()  # none was said already
 
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         decision = registry["place"]._runtime.decide(("DE",))

@@ -10,6 +10,7 @@ from django.test import Client, RequestFactory
 
 from bloomguard.guards import counters, registry
 from bloomguard.guards.counters import digest, log_if_wanted, log_verdict
+from bloomguard.process import log_once
 from bloomguard.verdicts import ABSENT
 from tests.shop.models import Product
 
@@ -17,7 +18,7 @@ from tests.shop.models import Product
 @pytest.fixture
 def product(build, monkeypatch):
     """The guard of product 7, and nobody who hears."""
-    counters._log.forget()
+    log_once.forget()
     before = counters.listeners[:]
     Product.objects.create(pk=7)
     build("product")

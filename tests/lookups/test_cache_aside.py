@@ -19,6 +19,7 @@ from bloomguard.guards import meta, registry
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.lookups import cache_aside
 from bloomguard.lookups.cache_aside import _key, aget_or_load, cache_key, get_or_load
+from bloomguard.process import log_once
 from tests.shop.models import Article, Product
 from tests.support.guarding import make_guard, registered
 from tests.support.servers import valkey
@@ -635,7 +636,7 @@ def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop, cancel, patienc
 
 def test_a_cache_that_fails_is_no_cache(shop, caplog, monkeypatch):
     """The value is loaded, and that is said once."""
-    cache_aside._log.forget()
+    log_once.forget()
     loader = Loader("tea")
     with caplog.at_level(logging.ERROR, logger="bloomguard"):
         found = [get_or_load("product", 7, loader, cache="broken") for _ in range(3)]
@@ -716,16 +717,16 @@ def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, s
 
 def test_a_child_lands_none_of_its_parents_flights(shop):
     """After a fork nobody waits for threads that are not there."""
-    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5)
-    flight, mine = flights.join(call, 0, futures.Future)
+    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5, new_future=futures.Future)
+    flight, mine = flights.join(call, 0)
     assert mine
-    assert flights.join(call, 1, futures.Future) == (flight, False)
+    assert flights.join(call, 1) == (flight, False)
 
     flights._after_fork()
 
-    assert flights.join(call, 1, futures.Future)[1]
+    assert flights.join(call, 1)[1]
     flights.land(call, flight, None)  # of an older flight: the one under way stays
-    assert not flights.join(call, 1, futures.Future)[1]
+    assert not flights.join(call, 1)[1]
 
 
 # -- keys and times

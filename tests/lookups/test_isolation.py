@@ -102,6 +102,14 @@ def test_a_statement_that_sets_a_level_sends_what_follows(lookups, number):  # n
         connections[database.current].close()
 
 
+@pytest.mark.parametrize("column", ["characteristics", "snapshot"])
+def test_a_column_named_like_a_word_of_levels_sets_none(lookups, column):  # noqa: F811
+    """Or no guard would answer in a transaction from the first UPDATE of that column on."""
+    isolation.note(f"UPDATE shop_product SET {column} = %s WHERE id = %s", connections[database.current])
+
+    assert not isolation._changed
+
+
 def test_what_django_sends_to_a_new_connection_sets_no_other_level(lookups):  # noqa: F811
     """MariaDB's session gets the level of the settings, again with each connection."""
     connections[database.current].close()

@@ -10,8 +10,8 @@ from django.urls import path
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
 from bloomguard.guards import spot_checks
-from bloomguard.lookups import context
 from bloomguard.lookups.context import LookupContext, compare_rows, compare_status
+from bloomguard.process import log_once
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.row import FENCED
@@ -95,7 +95,7 @@ def test_what_would_have_been_blocked_is_counted(browser, guard):  # noqa: F811
 
 def test_a_page_where_a_404_would_have_been_is_counted_and_said(browser, guard, caplog):  # noqa: F811
     """A row that no sync saw, or a view that answers without one: counted each time, an error once, without key."""
-    context._log.forget()
+    log_once.forget()
     before = counted(counts.WOULD_HARM)
     insert_unseen("shop_product", id=4321, name="x")
 
@@ -175,7 +175,7 @@ def test_whatever_would_have_been_a_404_counts(guard, monkeypatch, decision):
 
 def test_a_comparison_that_fails_is_logged(guard, monkeypatch, caplog):
     """No error of ours reaches the request, and each kind is said once."""
-    context._log.forget()
+    log_once.forget()
 
     def fail(key):
         raise RuntimeError("woe")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from django.contrib.contenttypes.models import ContentType
 from django.core.management import CommandError, call_command
 from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import path, re_path
+from rest_framework.generics import RetrieveAPIView
 
 from tests.shop import models
 from tests.shop.models import Article, Product
@@ -90,6 +92,15 @@ def test_where_no_guard_answers_the_reason_is_told(capsys, settings):
 
     assert found["decorated", "named"]["answered"] == ""
     assert found["decorated", "named"]["reason"] == "not before the view: Decorated.dispatch runs first"
+
+
+def test_a_model_without_a_guard_is_the_reason(capsys, settings):
+    """Of a view of REST framework too, of which a guard would answer the query."""
+    view = RetrieveAPIView.as_view(queryset=ContentType.objects.all())
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", view, name="x"))
+    [row] = rows(capsys)
+
+    assert row["reason"] == "its view shows one contenttypes.ContentType, which no guard protects"
 
 
 def test_only_patterns_with_an_identifier_are_listed(guards, capsys):

@@ -96,18 +96,24 @@ def test_whoever_builds_a_first_filter_is_told_who_must_not_write_any_more(capfd
     assert then.count("the first filter") == 1
 
 
-def test_before_migrate_the_command_says_so():
+def test_before_migrate_the_commands_say_so(capfd):
     """Without the table of states nothing is built, and the message is the command that makes the table."""
+    missing = r"no table bloomguard_guardstate yet: run manage\.py migrate"
     with connection.schema_editor() as editor:
         editor.delete_model(GuardState)
     try:
         for arguments in (["product"], ["--if-needed"], ["--roll-back", "product"]):
-            with pytest.raises(CommandError, match=r"no table bloomguard_guardstate yet: run manage\.py migrate"):
+            with pytest.raises(CommandError, match=missing):
                 run(*arguments)
+        for command in (["verify_filter"], ["switch_guards", "fence"]):
+            with pytest.raises(CommandError, match=missing):
+                call_command(*command)
+        call_command("explain_guard", "/products/1/", urlconf="tests.shop.urls")
     finally:
         with connection.schema_editor() as editor:
             editor.create_model(GuardState)
 
+    assert re.search(f"^fault .*{missing}", capfd.readouterr().out, re.MULTILINE)
     assert stores["default"].names("product") == []
 
 
@@ -237,11 +243,12 @@ def test_one_that_fails_does_not_hide_the_others(monkeypatch):
     assert failed == {"name": "order", "error": str(raised.value)}
 
 
+@pytest.mark.parametrize("mistake", ["store", "lookup"])
 @pytest.mark.parametrize("option", ["", "--dry-run", "--if-needed"])
-def test_a_guard_with_a_mistake_stops_no_other(option):
+def test_a_guard_with_a_mistake_stops_no_other(option, mistake):
     """By cron too: the message names the guard, and the others are built."""
     error = pytest.raises(CommandError, match=r"^astray: .*nowhere")
-    with registered(Place, name="astray", store="nowhere"), error as raised:
+    with registered(Place, name="astray", **{mistake: "nowhere"}), error as raised:
         run(*filter(None, [option]))
 
     assert raised.value.returncode == 1

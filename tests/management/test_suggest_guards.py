@@ -167,7 +167,7 @@ def test_models_without_a_guard_have_a_reason(settings):
     with registered(Product, name="mine"):
         code = suggested("shop")
 
-    assert reasons["ratio"] == "'ratio' is a FloatField, which cannot be a key"
+    assert reasons["ratio"] == "shop.Odd.ratio is a FloatField, which cannot be a key"
     assert "has the collation 'nocase'" in reasons["text"]
     assert "# shop.Product: the guard 'mine' guards it by pk\n" in code
     assert f"# {Tag._meta.label}: no URL pattern shows by which field a view looks up one row\n" in code

@@ -15,7 +15,7 @@ from django.db import connections
 
 from bloomguard.exceptions import RebuildError, StoreError
 from bloomguard.guards import registry
-from bloomguard.rebuild import Rebuild, run_all, verify
+from bloomguard.rebuild import Rebuild, pages, run_all, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
@@ -250,7 +250,7 @@ def test_rows_that_come_and_go_meanwhile_are_no_mistakes(each_database, clock, m
             return check(*args)
 
         monkeypatch.setattr(verify, "_suspects", meanwhile)
-        monkeypatch.setattr(verify, "ThreadPoolExecutor", Inline)  # SQLite has a writer at a time
+        monkeypatch.setattr(pages, "ThreadPoolExecutor", Inline)  # SQLite has a writer at a time
         found = Verification(guard).run()
 
     assert found.missing == 0
@@ -281,7 +281,7 @@ class Inline:
 def test_a_filter_that_was_replaced_meanwhile_is_no_mistake(monkeypatch, clock):
     """A rebuild publishes another generation while the old one is verified: the guard itself is asked in the end."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 100)
-    monkeypatch.setattr(verify, "ThreadPoolExecutor", Inline)
+    monkeypatch.setattr(pages, "ThreadPoolExecutor", Inline)
     check, guard = verify._suspects, registry["product"]
 
     def meanwhile(*args):
@@ -314,7 +314,7 @@ def test_ctrl_c_ends_it_cleanly(start):
     """Stopped in the middle it says so in one line, and nothing has changed."""
     before = states.table.current("product")
     child = start(
-        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._missing"
+        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._look_for"
     )
     assert child.stdout.readline() == "reached\n"
 

@@ -98,6 +98,16 @@ def test_an_open_writer_is_waited_for(write, server):
     assert len(polls) >= 3
 
 
+def test_a_long_wait_is_logged_once(server, monkeypatch, caplog):
+    """Nothing else tells who watches a deployment that the rebuild is not hanging."""
+    monkeypatch.setattr(locks, "_SILENT_SECONDS", 2 * locks._POLL_SECONDS)
+    with Other(WRITES["insert"]) as other:
+        _, sleep = polls_until(other.end, after=5)
+        wait_for_writers(server, TABLE, sleep)
+
+    assert caplog.text.count("waits for an open transaction that wrote shop_product") == 1
+
+
 def test_a_writer_that_rolls_back_is_waited_for_no_longer(server):
     """However the transaction ends, the barrier opens."""
 

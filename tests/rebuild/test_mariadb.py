@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import uuid
 from contextlib import closing, suppress
@@ -15,7 +14,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.filters.bulk import one_by_one
 from bloomguard.guards import Guard, registry
 from bloomguard.lookups import guarded_lookups
-from bloomguard.rebuild import Rebuild, locks, scans, verify
+from bloomguard.rebuild import Rebuild, locks, pages, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
@@ -205,33 +204,6 @@ def test_a_uuid_that_is_none_stops_the_scan(odd):
         execute("ALTER TABLE shop_order MODIFY id char(32) NOT NULL, ADD PRIMARY KEY (id)")
 
 
-@mariadb_only
-def test_a_page_that_the_server_cuts_stops_the_scan():
-    """MariaDB cuts what is longer than ``max_allowed_packet``, with a warning: behind a key or within one."""
-    Order.objects.bulk_create([Order(), Order()])
-    source = Source(registry["order"])
-    for most_bytes in range(4, 74):
-        scan = dataclasses.replace(source._scan(), prefix=f"SET STATEMENT group_concat_max_len = {most_bytes} FOR ")
-        (page,) = source._gathered(scan)
-        if most_bytes < 73:
-            with pytest.raises(RebuildError, match="max_allowed_packet"):
-                page.keys  # noqa: B018
-    assert len(page.keys) == 32
-
-
-def test_a_session_with_short_pages_is_read_whole():
-    """A project may have set ``group_concat_max_len``, and finds it as it was."""
-    Order.objects.bulk_create(Order() for _ in range(300))
-    execute("SET SESSION group_concat_max_len = 4")
-    try:
-        assert [len(page.keys) for page in Source(registry["order"]).pages()] == [300 * 16]
-        with connections["mariadb"].cursor() as cursor:
-            cursor.execute("SELECT @@group_concat_max_len")
-            assert cursor.fetchone() == (4,)
-    finally:
-        execute("SET SESSION group_concat_max_len = DEFAULT")
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, OperationalError])
 def test_rows_that_nobody_fetched_are_in_nobodys_way(error, monkeypatch):
     """A page that is left half read leaves the connection as it was: the next statement gets its own rows."""
@@ -268,7 +240,7 @@ def test_integers_are_fetched_a_few_at_a_time(monkeypatch):
     (page,) = Source(registry["product"]).pages()
 
     assert page.keys.tolist() == list(range(1, 10_001))
-    assert fetched == [scans._STREAMED] * 5 + [0]
+    assert fetched == [pages._STREAMED] * 5 + [0]
 
 
 def test_a_driver_without_such_a_cursor_is_read_by_the_orm(monkeypatch):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
+import sqlite3
 import ssl
 import threading
 import uuid
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import timedelta
 
 import pytest
@@ -831,6 +832,26 @@ def test_ctrl_c_leaves_no_litter(step, start, built, clock):
         assert stores["default"].names("product") == [built.generation]
     assert row().building == ""
     assert serves(clock)
+
+
+def test_a_scan_that_is_interrupted_keeps_no_lock_of_sqlites(built, clock, monkeypatch, tmp_path):
+    """A traceback keeps the cursor of a page that is being read, and nobody could commit before it is closed."""
+    path = tmp_path / "site.sqlite3"
+    reader, writer = sqlite3.connect(path), sqlite3.connect(path, timeout=0)
+    writer.executescript("CREATE TABLE site (id); INSERT INTO site VALUES (1), (2)")
+
+    def interrupted(self):
+        cursor = reader.execute("SELECT id FROM site")
+        raise KeyboardInterrupt(cursor.fetchone())
+
+    def withdraw(self):
+        with writer:
+            writer.execute("DELETE FROM site")
+
+    monkeypatch.setattr(Rebuild, "complete", interrupted)
+    monkeypatch.setattr(Rebuild, "withdraw", withdraw)
+    with closing(reader), closing(writer), pytest.raises(KeyboardInterrupt):
+        Rebuild(registry["product"], sleep=clock.sleep).run()
 
 
 def test_a_second_builder_is_told_to_try_later(start, built, clock):

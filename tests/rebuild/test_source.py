@@ -21,7 +21,7 @@ from django.test.utils import isolate_apps
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
 from bloomguard.guards.keys import Unkeyable, head_of, unwrapped
-from bloomguard.rebuild import Rebuild, scans
+from bloomguard.rebuild import Rebuild, pages
 from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.pages import KeyPage
 from bloomguard.rebuild.source import Source
@@ -405,21 +405,6 @@ def test_a_text_of_an_enum_is_gathered(each_database):
             cursor.execute("DROP TYPE colour")
 
 
-@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setlimit"), reason="Python 3.10 cannot lower the limit")
-def test_a_page_that_is_too_long_for_sqlite_is_read_by_rows(each_database, monkeypatch):
-    """SQLite takes longer texts than the field allows, and no value of more than 1 GB."""
-    if each_database != "sqlite":
-        pytest.skip("the others take none")
-    monkeypatch.setattr(sources, "PAGE_ROWS", 20)
-    Article.objects.bulk_create(Article(slug=f"{number}{'-' * (number > 20) * 1000}") for number in range(50))
-    raw = connections["default"].connection
-    limit = raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
-    try:
-        assert sorted(scanned(registry["article"])) == sorted(iterated(registry["article"]))
-    finally:
-        raw.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, limit)
-
-
 @pytest.mark.parametrize("kind", [models.IntegerField, models.UUIDField])
 def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh, clock, monkeypatch, each_database):
     """Also if a page ends between them, as of a table whose column is unique by its model alone."""
@@ -701,7 +686,7 @@ def test_uuids_of_another_length_stop_the_scan(each_database):
     """The same for UUIDs."""
     for hexadecimal in ("123", "1234"):
         with pytest.raises(RebuildError, match="other values"):
-            scans._hexadecimal_uuids(hexadecimal, 1)
+            pages._hexadecimal_uuids(hexadecimal, 1)
 
 
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)

@@ -639,6 +639,10 @@ def test_public_is_not_for_rest_framework(shop, build):
         build("open")
         [route] = guarded_routes(guard)
         assert route.closed == "REST framework renders its own 404"
+    with registered(Product, name="first", routes=["product"]):
+        found = checks.run_checks(tags=["bloomguard"])
+    [note] = [each for each in found if each.id == "bloomguard.I015" and "'first'" in each.msg]
+    assert note.hint == "It answers at the view's own query; remove the route from routes."
 
 
 def test_public_false_answers_no_route(shop, settings, build, django_assert_num_queries):

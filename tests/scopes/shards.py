@@ -16,7 +16,7 @@ from django.db import connections, transaction  # noqa: E402
 from bloomguard import adding, get_or_load  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import places, registry, spot_checks  # noqa: E402
-from bloomguard.rebuild import Rebuild, rebuild, roll_back_all  # noqa: E402
+from bloomguard.rebuild import rebuild  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from tests.scopes import router  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
@@ -183,22 +183,6 @@ def test_a_write_by_another_name_of_a_database_fences(wares):
         assert "does not have the database 'direct'" in table.table.row("ware").reason
         with pytest.raises(RebuildError, match="'shard1' and 'direct' lead to one database"):
             build("ware")
-    build("ware")
-
-
-def test_no_roll_back_to_a_filter_without_a_database(wares, clock, monkeypatch):
-    """It may have the same database by another name, and lack what was written since."""
-    with second_alias("shard1", "direct") as alias, monkeypatch.context() as renamed:
-        renamed.setattr(type(registry["ware"]), "scopes", lambda self: ["default", alias])
-        Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
-        table.table.current("ware")
-        Ware.objects.using(alias).create(pk=42)
-        (outcome,) = roll_back_all([registry["ware"]], clock.sleep)
-        table.table.current("ware")
-
-        assert "built without direct" in str(outcome)
-        assert decisions(alias, 42) == ["maybe"]
-        assert decisions("shard1", 42) == ["ambiguous"]
     build("ware")
 
 

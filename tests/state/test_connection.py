@@ -214,7 +214,7 @@ def test_what_a_writer_reads_is_its_own(each_database):
     table.connection.broken = True
     elsewhere = []
 
-    with table.reading_by(lambda: {"city": State("city", version=3)}):
+    with table.within.reading_by(lambda: {"city": State("city", version=3)}):
         assert table.renewed("city").version == 3
         thread = threading.Thread(target=lambda: elsewhere.append(table.lease("city")))
         thread.start()

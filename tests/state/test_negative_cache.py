@@ -31,6 +31,7 @@ from bloomguard.lookups import misses
 from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.misses import confirm_missing
+from bloomguard.process import log_once
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
@@ -720,7 +721,7 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
         raise RuntimeError("oops")
 
     monkeypatch.setattr(product._runtime.active_filter.negative_cache, "remember", fail)
-    product._runtime._log.forget()
+    log_once.forget()
     with caplog.at_level("ERROR", logger="bloomguard"), CaptureQueriesContext(connection):
         assert [first(found) for _ in range(3)] == [None] * 3
         assert page(views.product, GUARD)(found, settings) is None

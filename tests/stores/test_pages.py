@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
-from bloomguard.stores import disk, pages
+from bloomguard.stores import disk, file
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.redis import RedisStore
@@ -172,13 +172,13 @@ def test_a_stopped_writer_holds_nobody_up_for_good(files, monkeypatch):
 def test_a_child_forked_in_the_middle_of_a_write_holds_nobody_up(files, monkeypatch):
     """It has the parent's open file, and with it the lock, which the parent has to let go of for both."""
     monkeypatch.setattr(disk, "LOCK_SECONDS", 0.05)
-    lock, inherited = pages.lock_file, []
+    lock, inherited = file.lock_file, []
 
     def forked_after(fd, *args):
         lock(fd, *args)
         inherited.append(os.dup(fd))  # as a child has it
 
-    monkeypatch.setattr(pages, "lock_file", forked_after)
+    monkeypatch.setattr(file, "lock_file", forked_after)
 
     try:
         files.add_metrics(PAGE, {0: 1})

@@ -24,7 +24,6 @@ from tests.support import servers
 from tests.support.patience import PATIENT
 
 from .conftest import KINDS, RANGE, key, make_layout, reached, wait_at_most
-from .test_redis_cluster import ClusterFactory
 from .test_redis_sentinel import stores as sentinel_stores
 from .test_redis_sentinel import watched  # noqa: F401
 
@@ -118,64 +117,6 @@ async def same(generation):
 def test_a_loop_gets_the_answers_of_threads(store, kind, shard_bytes):
     """Every kind, in one shard and in many: as the same process asks without a loop."""
     asyncio.run(same(built(store, kind, shard_bytes)))
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    made = servers.Cluster(3)
-    yield made
-    made.stop()
-
-
-def test_a_cluster_gives_the_answers_of_threads(cluster):
-    """Whatever the number of shards; a slot that moves is not followed."""
-    store = RedisStore("default", url=cluster.urls, cluster=True, **PATIENT)
-    made = built(store, shard_bytes=1 << 12)
-    keys = [key(number) for number in NUMBERS]
-
-    async def ask():
-        await same(made)
-        moved = made.keys[0]
-        mine = next(each for each in keys if made.layout.locate(each)[0] == 0)
-        other = next(node for node in cluster.nodes if node is not cluster.holder(moved))
-        steps = cluster.migrate(moved, other)
-        next(steps)
-        assert await made.amight_contain(mine)  # that it will be moved changes nothing
-        for _ in steps:
-            with pytest.raises(StoreError, match="slot was moved"):
-                await made.amight_contain(mine)
-
-    asyncio.run(ask())
-    store.close()
-
-
-def test_a_node_that_is_gone_opens_its_own_breaker(cluster, settings):
-    """With one node killed, checks of its shards soon cost nothing, for threads too, and those of others' go on."""
-    cache = {
-        "BACKEND": "django_redis.cache.RedisCache",
-        "LOCATION": cluster.urls[0],
-        "OPTIONS": {"CONNECTION_FACTORY": f"{ClusterFactory.__module__}.ClusterFactory"},
-    }
-    settings.CACHES = settings.CACHES | {"shared": cache}
-    cluster.flush()
-    store = RedisStore("default", cache="shared", **PATIENT)
-    made = built(store, shard_bytes=1 << 12)
-    gone, there = (
-        next(n for n in NUMBERS if cluster.holder(made.keys[made.layout.locate(key(n))[0]]) is node)
-        for node in cluster.nodes[:2]
-    )
-
-    async def ask():
-        assert await made.amight_contain(key(gone))
-        cluster.nodes[0].kill()
-        await unavailable(made, gone, 5, "no connection")
-        await unavailable(made, gone, 3, "tried again")
-        assert await made.amight_contain(key(there))
-
-    asyncio.run(ask())
-    with pytest.raises(StoreUnavailable, match="tried again"):
-        made.might_contain(key(gone))
-    store.close()
 
 
 def test_a_failover_is_followed_and_nothing_from_before_is_trusted(watched):  # noqa: F811
@@ -484,7 +425,7 @@ def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, 
         proxy.mode, before = "late", proxy.received
         tasks = [asyncio.create_task(made.amight_contain(key(NUMBERS[0]))) for _ in range(10)]
         await soon(lambda: proxy.received >= before + 10)
-        sleep(61)
+        sleep(361)  # more than all time limits together
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     found = asyncio.run(held_up())

@@ -258,7 +258,7 @@ def test_a_node_that_gets_other_addresses_keeps_no_connection_to_the_old_ones(re
                 admin.config_set("cluster-announce-port", front.port)
             redis_clock.sleep(1)
             assert store.names("city") == []
-            links.append(weakref.ref(store._reads.link(("127.0.0.1", front.port))))
+            links.append(weakref.ref(store._reads._link(("127.0.0.1", front.port))))
 
         gc.collect()
         assert [link() is None for link in links] == [True] * 4 + [False]
@@ -345,6 +345,11 @@ def test_a_node_that_is_gone_opens_its_own_breaker(make_store):
             assert made.might_contain(key(there))
     finally:
         cluster.stop()
+
+
+def test_threads_make_the_checks_of_event_loops(store):
+    """redis.asyncio is for one server and for Sentinels."""
+    assert not store.supports_async
 
 
 def test_free_bytes_are_those_of_the_fullest_node(store, cluster):

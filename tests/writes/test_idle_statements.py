@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as states
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Product
 from tests.support import database, orm_writes
@@ -150,3 +151,24 @@ def test_files_are_stored_where_they_were_without_guards(each_database, fresh, c
     finally:
         with connection.schema_editor() as editor:
             editor.delete_model(Document)
+
+
+@pytest.mark.parametrize("verb", ["INSERT", "UPDATE"])
+@pytest.mark.parametrize(("seconds", "is_building"), [(1.2, True), (2, False)])
+def test_a_build_that_begins_during_a_statement_goes_on(each_database, build, clock, verb, seconds, is_building):
+    """Also if another guard of the table is in use. Its scan waits for the statement, unless that took too long."""
+    article = Article.objects.create(slug="old") if verb == "UPDATE" else Article()
+    build("article")
+
+    def announce(execute, sql, *arguments):
+        if sql.startswith(verb) and "shop_article" in sql:
+            assert states.table.swap(states.table.current("beside"), building="another") is not None
+            clock.now += seconds
+        return execute(sql, *arguments)
+
+    with registered(Article, lookup="slug", name="beside"), connections[database.current].execute_wrapper(announce):
+        article.slug = "new"
+        article.save()
+
+        assert bool(states.table.current("beside").building) is is_building
+    assert registry["article"].verdict("new") is Verdict.MAYBE

@@ -164,7 +164,7 @@ GAINS += [
 def kept(several):
     """The table of articles is as it was, afterwards."""
     yield
-    execute("ALTER TABLE shop_article MODIFY slug varchar(50) NOT NULL")
+    execute("ALTER TABLE shop_article MODIFY slug varchar(200) NOT NULL")
 
 
 def test_whatever_brings_up_a_key_fences(kept, clock):
@@ -263,7 +263,7 @@ def lenient(mariadb, returning):
 
 WAYS = {
     "create": lambda slug: Article.objects.create(slug=slug),
-    "several": lambda slug: Article.objects.bulk_create([Article(slug=slug), Article(slug="x" * 70)]),
+    "several": lambda slug: Article.objects.bulk_create([Article(slug=slug), Article(slug="x" * 270)]),
     "upsert": lambda slug: Article.objects.bulk_create(
         [Article(slug=slug)], update_conflicts=True, update_fields=["deleted"]
     ),
@@ -277,10 +277,10 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_what_is_stored_is_what_is_added(built, lenient, way):
     """Without strict mode, and by INSERT IGNORE, a text is cut to the length of its column."""
-    way("y" * 60)
+    way("y" * 210)
 
-    assert Article.objects.filter(slug="y" * 50).exists()
-    assert registry["article"].verdict("y" * 50) is not Verdict.ABSENT
+    assert Article.objects.filter(slug="y" * 200).exists()
+    assert registry["article"].verdict("y" * 200) is not Verdict.ABSENT
 
 
 def test_a_primary_key_that_does_not_fit_is_another_one(built, lenient):
@@ -334,18 +334,18 @@ def test_the_last_id_is_not_taken_for_another_column(returning, fresh, clock):
 @pytest.mark.parametrize("way", [WAYS["ignoring"], WAYS["several ignoring"]])
 def test_ignored_errors_cut_in_strict_mode_too(built, returning, way):
     """INSERT IGNORE makes warnings of errors."""
-    way("y" * 60)
+    way("y" * 210)
 
-    assert Article.objects.filter(slug="y" * 50).exists()
-    assert registry["article"].verdict("y" * 50) is not Verdict.ABSENT
+    assert Article.objects.filter(slug="y" * 200).exists()
+    assert registry["article"].verdict("y" * 200) is not Verdict.ABSENT
 
 
 def test_spaces_that_do_not_fit_are_cut_in_strict_mode_too(built, returning):
     """No mode makes that an error."""
-    Article.objects.create(slug="z" * 50 + "  ")
+    Article.objects.create(slug="z" * 200 + "  ")
 
-    assert Article.objects.filter(slug="z" * 50).exists()
-    assert registry["article"].verdict("z" * 50) is not Verdict.ABSENT
+    assert Article.objects.filter(slug="z" * 200).exists()
+    assert registry["article"].verdict("z" * 200) is not Verdict.ABSENT
 
 
 class _Later(models.IntegerField):

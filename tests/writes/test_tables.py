@@ -12,7 +12,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import discards, tables, updates
+from bloomguard.writes import discards, tables
 from tests.shop.models import Article, Product, Ticket
 from tests.support import database
 from tests.support.guarding import make_guard, registered
@@ -88,10 +88,9 @@ def test_the_primary_key_counts_whatever_it_is_called(model, options, expected):
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
-def test_a_big_update_is_added_in_parts_or_fences(each_database, fresh, clock, monkeypatch, kind):
-    """Its rows come a few at a time; beyond the limit they are not fetched, and the count is right all the same."""
+def test_a_big_update_is_added_or_fences(each_database, fresh, clock, monkeypatch, kind):
+    """Beyond the limit no rows are added, and the count is right all the same."""
     monkeypatch.setattr(discards, "MOST_ROWS", 10)
-    monkeypatch.setattr(updates, "_ROWS_AT_ONCE", 3)
     with registered(Product, name="big", lookup="name", filter=kind) as guard:
         Product.objects.bulk_create([Product(name=f"n{number}") for number in range(10)])
         Rebuild(guard, sleep=clock.sleep).run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from django.db import models
 from django.db.models import Q
-from django.db.models.functions import Lower, Random, Upper
+from django.db.models.functions import Coalesce, Concat, Lower, Random, Upper
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
@@ -26,12 +26,14 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
         (lambda: Place.objects.filter(Q(slug="a", country__in=["de", "fr"]) | ~Q(pk__gt=5)), True),
         (lambda: Place.objects.filter(slug=Upper("country"), slug__icontains="x", country__isnull=False), True),
         (lambda: Place.objects.annotate(lower=Lower("slug")).filter(lower__startswith="a"), True),
+        (lambda: Place.objects.filter(slug=Coalesce(Concat("country", models.Value("x")), "slug")), True),
         (lambda: Place.objects.filter(pk=models.F("pk") + 1), True),
         (lambda: Place.objects.filter(models.Case(models.When(slug="a", then=True), default=False)), True),
         (lambda: Place.objects.none(), True),
         (lambda: Ticket.objects.filter(pk__in=[(1, 2), (3, 4)]), True),
         (lambda: Place.objects.annotate(chance=Random()).filter(chance__lt=0.5), False),
         (lambda: Place.objects.filter(pk__in=[1, Random()]), False),
+        (lambda: Place.objects.filter(slug=Coalesce("slug", models.functions.Now())), False),
         (lambda: Place.objects.filter(slug=Lower("slug", function="RAND")), False),
         (lambda: Place.objects.filter(slug=models.Func("slug", function="lower")), False),
         (lambda: Place.objects.filter(slug__in=Article.objects.values("slug")), False),

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
-from django.db import DEFAULT_DB_ALIAS
 
-from ...exceptions import BuilderBusy, RebuildError
+from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, failure
 from ...state.table import table
-from .. import GuardsCommand, counted, named, seconds, size_in_words
+from .. import GuardsCommand, counted, named, refuse_unmigrated, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -70,7 +69,7 @@ class Command(GuardsCommand):
         if options["roll_back"] and not options["names"]:
             raise CommandError("--roll-back returns to the previous filters: name the guards")
         if not options["dry_run"]:
-            _refuse_unmigrated()
+            refuse_unmigrated()
         modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
         do = next((mode for name, mode in modes.items() if options[name]), self._build)
         figures = do(guards, options)
@@ -159,7 +158,7 @@ class Command(GuardsCommand):
                     f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
                 )
                 if options["keep_standby"] and not table.current(report.guard).kept:
-                    why = "it had no filter, was disabled, or has a schema that was renamed"
+                    why = "it had no filter, was disabled, or has a scope"
                     self.write(f"{report.guard}: nothing is kept for a roll-back: {why}")
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
@@ -172,20 +171,14 @@ class Command(GuardsCommand):
         """Warn on the first build of a guard: processes that run code without the guard cannot be detected."""
         published = GuardState.objects.using(table.connection.alias).filter(published_at__isnull=False)
         built = set(published.values_list("name", flat=True))
-        first = [guard.name for guard in guards if guard.name not in built and not guard._runtime.is_shadow]
+        first = []
+        for guard in guards:
+            with suppress(ConfigurationError):  # its own rebuild reports it
+                if guard.name not in built and not guard._runtime.is_shadow:
+                    first.append(guard.name)
         if first:
             self.stderr.write(
                 f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
                 "the rows that it writes, so they are answered 404: if one still runs, stop it and rebuild",
                 self.style.WARNING,
             )
-
-
-def _refuse_unmigrated() -> None:
-    connection = table.connection
-    if not connection.has_table(GuardState._meta.db_table):
-        where = "" if connection.alias == DEFAULT_DB_ALIAS else f" --database {connection.alias}"
-        raise CommandError(
-            f"the database {connection.alias!r} has no table {GuardState._meta.db_table} yet: "
-            f"run manage.py migrate bloomguard{where}"
-        )

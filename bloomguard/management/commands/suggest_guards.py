@@ -20,13 +20,13 @@ from django.db.models import Model
 
 from ...exceptions import ConfigurationError
 from ...guards import AUTO, Guard, registry
-from ...guards.fields import kind_of, value_field
+from ...guards.fields import value_field
 from ...guards.guard import kebab
 from ...lookups.query import concrete
 from ...rebuild.plan import layout_of
 from ...rebuild.refusals import database_refusals, declaration_refusals
 from ...rebuild.source import Source
-from ...routes.discovery import column_of, detail, models_named_by
+from ...routes.discovery import column_of, models_named_by
 from ...routes.openness import is_admin, layers
 from ...routes.patterns import Pattern, patterns
 from ...routes.table import guarded_routes
@@ -66,12 +66,8 @@ class Suggestion:
     hides: list[str]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Declined:
-    """A model, or one of its lookups, for which no guard is suggested, and the reason."""
-
-    model: str
-    reason: str
+#: A model, and why no guard is suggested for it, or for one of its lookups.
+Declined = tuple[str, str]
 
 
 class Command(UrlsCommand):
@@ -93,8 +89,8 @@ class Command(UrlsCommand):
             raise CommandError(str(error)) from error
         code = "\n".join(_module(suggestions, declined))
         if options["json"]:
-            guards, others = list(map(asdict, suggestions)), list(map(asdict, declined))
-            code = json.dumps({"guards": guards, "not_suggested": others, "code": code})
+            others = [{"model": model, "reason": reason} for model, reason in declined]
+            code = json.dumps({"guards": list(map(asdict, suggestions)), "not_suggested": others, "code": code})
         self.stdout.write(code)
 
 
@@ -119,12 +115,11 @@ def suggest(labels: Sequence[str] = (), urlconf: Any = None) -> tuple[list[Sugge
     suggestions, declined = [], []
     for model, lookups in seen.items():
         if not lookups and not model.__module__.startswith("django."):
-            reason = "no URL pattern shows by which field a view looks up one row"
-            declined.append(Declined(model=model._meta.label, reason=reason))
+            declined.append((model._meta.label, "no URL pattern shows by which field a view looks up one row"))
         for lookup, shown in lookups.items():
             guard = _made(model, lookup)
             if reason := _why_not(guard):
-                declined.append(Declined(model=model._meta.label, reason=reason))
+                declined.append((model._meta.label, reason))
             else:
                 suggestions.append(_suggestion(guard, lookup, shown, urlconf))
     return suggestions, declined
@@ -141,7 +136,7 @@ def _made(model: type[Model], lookup: tuple[str, ...]) -> Guard:
 
 def _looked_up(pattern: Pattern) -> Iterator[tuple[type[Model], tuple[str, ...]]]:
     """Yield the models of whose rows the view seems to look up one, and by which fields."""
-    shown = detail(pattern)
+    shown = pattern.shown
     if shown is None:
         yield from _named_in_code(pattern)
         return
@@ -185,13 +180,11 @@ def _why_not(guard: Guard) -> str:
     """Return why the guard would be refused by a check or a rebuild, or is there already; empty if neither."""
     by = " and ".join(guard.lookup)
     try:
-        for field in guard._meta.fields:
-            if kind_of(field) is None:
-                return f"{field.name!r} is a {type(field).__name__}, which cannot be a key"
-            if collation := getattr(value_field(field), "db_collation", None):
-                return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
         if guard._meta.keys.own_field:
             return f"{guard._meta.keys.own_field!r} converts values with the project's own code"
+        for field in guard._meta.fields:
+            if collation := getattr(value_field(field), "db_collation", None):
+                return f"{field.name!r} has the collation {collation!r}: write a guard with normalize() by hand"
         for other in registry:
             if other.model is guard.model and other._meta.fields == guard._meta.fields:
                 return f"the guard {other.name!r} guards it by {by}"
@@ -253,7 +246,7 @@ def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> 
             yield from _guard(each, models[each.model], taken)
     if declined:
         yield from ("", "", "# No guard is suggested for:")
-        yield from (f"# {each.model}: {each.reason}" for each in declined)
+        yield from (f"# {model}: {reason}" for model, reason in declined)
 
 
 def _class_names(suggestions: Sequence[Suggestion]) -> dict[str, str]:

@@ -14,7 +14,7 @@ from ...dashboard.operations import ENFORCE, SWITCHES, switch
 from ...guards import Guard
 from ...rebuild.plan import EXPECTED
 from ...writes.fencing import table_of
-from .. import GuardsCommand
+from .. import GuardsCommand, refuse_unmigrated
 
 
 class Command(GuardsCommand):
@@ -31,6 +31,7 @@ class Command(GuardsCommand):
         super().add_arguments(parser)
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        refuse_unmigrated()
         action, done = options["action"], []
         try:
             for guard in guards:

@@ -15,7 +15,7 @@ from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.plan import failure
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from .. import GuardsCommand, named
+from .. import GuardsCommand, named, refuse_unmigrated
 
 
 class Command(GuardsCommand):
@@ -34,6 +34,7 @@ class Command(GuardsCommand):
         parser.add_argument("--repair", action="store_true", help="rebuild each filter that lacks rows")
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        refuse_unmigrated()
         found, problems = dict[Guard, Findings](), list[Exception]()
         for guard in guards:
             try:

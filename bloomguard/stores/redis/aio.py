@@ -1,4 +1,4 @@
-"""Async connections to Redis or Valkey servers: the async versions of :class:`.Link` and :class:`.ClusterLink`.
+"""Async connections to one Redis or Valkey server: the async version of :class:`.Link`.
 
 Each event loop has its own pool. A task that is cancelled or times out closes its connection: otherwise the late reply
 would be read as the reply to the next command.
@@ -20,12 +20,11 @@ from redis.backoff import NoBackoff
 from ...exceptions import StoreError, StoreUnavailable
 from ...process import after_fork
 from . import commands
-from .cluster import Address, Cluster, NodeCommands, NodeReplies, Steps
 from .commands import Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
 
-#: Maximum per loop and server: more are not faster, and many requests must not open as many connections.
+#: Maximum per loop: more are not faster, and many requests must not open as many connections.
 _MAX_CONNECTIONS = 16
 #: Extra seconds after a timeout, in which a loop that was blocked can read a reply that has arrived meanwhile.
 _GRACE = 0.001
@@ -70,12 +69,6 @@ class _PerLoop:
             await found[1].__anext__()
         return found[0]
 
-    async def close(self) -> None:
-        """Close the connections of the running loop, if it has any; the next use opens others."""
-        found = self._made.get(asyncio.get_running_loop())
-        if found is not None:
-            await found[1].aclose()
-
     async def _keep(self, loop: asyncio.AbstractEventLoop, made: _Connections) -> AsyncGenerator[None, None]:
         try:
             yield
@@ -99,22 +92,20 @@ class AsyncLink:
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
         self._timeout = timeout
+        # Twice the sum of the limits of the connection, the login and the greeting, as Sentinels may be asked too.
+        self._longest_connect = 2 * (connect_timeout + 2 * timeout)
         self._connections = _PerLoop(partial(make_pool, **kwargs | {"redis_connect_func": self._connected}))
         self.server = server
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """See :meth:`.Link.trip`."""
-        return (await self.identified(commands, identity))[1]
-
-    async def identified(self, commands: Sequence[Command], identity: str | None = None) -> NodeReplies:
-        """Return the server's identity and the replies; raises the exceptions of :meth:`trip`."""
         try:
             server_id, replies = await self._exchange(commands)
         except StoreError:
             raise
         except Exception as error:
             raise self.server.failed(error) from error
-        return server_id.identity, check_replies(self.server, server_id, replies, identity)
+        return check_replies(self.server, server_id, replies, identity)
 
     async def _exchange(self, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
         own = await self._connections.here()
@@ -156,13 +147,14 @@ class AsyncLink:
             return
         if (tls := getattr(connection, "ssl_context", None)) is not None:
             await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
-        with _StallDetector(self._timeout) as detector:
-            try:
-                await pool.ensure_connection(connection)
-            except redis.TimeoutError as error:
-                if detector.stalled:
-                    raise StoreUnavailable("the event loop was blocked while it connected") from error
-                raise
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._longest_connect
+        try:
+            await pool.ensure_connection(connection)
+        except redis.TimeoutError as error:
+            if loop.time() > deadline:
+                raise StoreUnavailable("the event loop was blocked while it connected") from error
+            raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
@@ -209,59 +201,6 @@ class AsyncLink:
             await connection.disconnect(nowait=True)
             raise
 
-    async def close(self) -> None:
-        """Close this loop's connections; the next round trip opens new ones."""
-        await self._connections.close()
-
-
-class AsyncClusterLink:
-    """Async version of :class:`.ClusterLink`, with the same ``cluster``. ``make_link(address)`` creates the links."""
-
-    def __init__(self, cluster: Cluster, make_link: Callable[[Address], AsyncLink]) -> None:
-        self.cluster = cluster
-        self._make_link = make_link
-        self._links: dict[Address, AsyncLink] = {}
-
-    async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """See :meth:`.Cluster.trip`."""
-        replies: list[Any] = await self.run(self.cluster.trip(commands, identity))
-        return replies
-
-    async def run(self, steps: Steps) -> Any:
-        """See :meth:`.ClusterLink.run`."""
-        try:
-            queries = next(steps)
-            while True:
-                try:
-                    replies = await self.query(queries)
-                except StoreError as error:
-                    queries = steps.throw(error)
-                else:
-                    queries = steps.send(replies)
-        except StopIteration as end:
-            return end.value
-
-    async def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
-        """Query all nodes at once; raises :class:`StoreError`, but only after all of its tasks have ended."""
-        links = [await self._link(each.address) for each in queries]
-        calls = [link.identified(each.commands, each.identity) for link, each in zip(links, queries)]
-        if len(calls) == 1:
-            return [await calls[0]]
-        answers: list[NodeReplies] = []
-        for found in await asyncio.gather(*calls, return_exceptions=True):
-            if isinstance(found, BaseException):
-                raise found
-            answers.append(found)
-        return answers
-
-    async def _link(self, address: Address) -> AsyncLink:
-        link = self._links.get(address)
-        if link is None:
-            for gone in self.cluster.pop_gone(self._links):
-                await gone.close()
-            link = self._links.setdefault(address, self._make_link(address))
-        return link
-
 
 class _ReplyTimeout:
     """Context manager that closes the connection if no reply arrives for ``seconds``, and raises a timeout at exit."""
@@ -300,27 +239,3 @@ class _ReplyTimeout:
         self._timer.cancel()
         if self._expired and not isinstance(error, asyncio.CancelledError):
             raise redis.TimeoutError("no reply in time") from error
-
-
-class _StallDetector:
-    """Context manager whose ``stalled`` is set if the loop was blocked for ``seconds`` without a break."""
-
-    def __init__(self, seconds: float) -> None:
-        self._pause = seconds / 5
-        self._max_delay = seconds - self._pause
-        self._loop = asyncio.get_running_loop()
-        self.stalled = False
-
-    def __enter__(self) -> _StallDetector:
-        self._wait()
-        return self
-
-    def _wait(self) -> None:
-        self._timer = self._loop.call_later(self._pause, self._tick)
-
-    def _tick(self) -> None:
-        self.stalled = self.stalled or self._loop.time() - self._timer.when() >= self._max_delay
-        self._wait()
-
-    def __exit__(self, *exception: object) -> None:
-        self._timer.cancel()

@@ -16,9 +16,11 @@ from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
 from ...filters.layout import Layout
 from .commands import Command, Part
+from .loading import Draft, gather
 
 if TYPE_CHECKING:
     from ...filters.bulk import U64
+    from .store import RedisStore
 
 _BITS = 2_000  # bits that one command sets or reads
 _BIT_BYTES = 36  # bytes of a command for each bit that it sets
@@ -55,16 +57,18 @@ GET = Operation(3, encode("GET", "u1"))
 _SET = Operation(4, encode("SET", "u1"), encode(1))
 
 
-class BitFields:
-    """``BITFIELD`` commands to the shards with these ``keys``; each command reads both tags of a shard first.
+class ShardCommands:
+    """Commands to the shards with these ``keys``. Each ``BITFIELD`` command reads both tags of a shard first.
 
     They are encoded here, which takes half the time of redis-py's encoder.
     """
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
-        self._keys = keys
-        self._tag = layout.headers[0].tag
+        self.layout = layout
+        self.keys = keys
         self.body_bit = 8 * layout.headers[0].body_offset
+        self._tag = layout.headers[0].tag
+        self._recent = layout.recent_positions
         tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
         self._starts = [encode("BITFIELD", key, *tags).encode() for key in keys]
 
@@ -76,7 +80,11 @@ class BitFields:
 
     def joined(self, shard: int, words: int, encoded: bytes) -> Command:
         """Return a command that reads both tags of a shard, and the ``encoded`` subcommands of so many ``words``."""
-        return self._keys[shard], b"*%d\r\n%b%b" % (_TAG_WORDS + words, self._starts[shard], encoded)
+        return self.keys[shard], b"*%d\r\n%b%b" % (_TAG_WORDS + words, self._starts[shard], encoded)
+
+    def check_recent(self, shard: int, digest: int) -> Command:
+        """Return the command that reads the recent bits of one key, for :meth:`all_set`."""
+        return self.command(shard, GET, self._recent(digest))
 
     def all_set(self, shard: int, reply: Any) -> bool:
         """Return whether all bits in the reply are set; raises :class:`CorruptFilter` unless its tags are right."""
@@ -86,26 +94,23 @@ class BitFields:
     def check_tags(self, shard: int, reply: Any) -> None:
         """Raise :class:`CorruptFilter` unless the tags in the reply are right."""
         if reply[0] != self._tag or reply[1] != self._tag:
-            raise lost(self._keys[shard])
+            raise lost(self.keys[shard])
 
 
-class Bits:
+class Bits(ShardCommands):
     """Commands that check, add and set bits in the shards of a filter of plain bits."""
 
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
-        self.fields = BitFields(layout, keys)
-        self._layout = layout
-        self._keys = keys
+        super().__init__(layout, keys)
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]
-        self._recent = layout.recent_positions
 
     def check(self, shard: int, digest: int) -> Command:
         """Return the command that checks one key."""
-        return self.fields.command(shard, GET, self._positions(digest))
+        return self.command(shard, GET, self._positions(digest))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
-        return self.fields.all_set(shard, reply)
+        return self.all_set(shard, reply)
 
     def checks(self, shard: int, digests: Sequence[int]) -> Part:
         """Return the commands that check many keys of one shard, and the function that decodes their replies."""
@@ -116,12 +121,12 @@ class Bits:
         def answers(replies: Sequence[Any]) -> list[bool]:
             found: list[bool] = []
             for part, reply in zip(parts, replies):
-                self.fields.check_tags(shard, reply)
+                self.check_tags(shard, reply)
                 bits = iter(reply[2:])
                 found += [0 not in list(islice(bits, len(each))) for each in part]
             return found
 
-        return Part([self.fields.command(shard, GET, list(chain.from_iterable(part))) for part in parts], answers)
+        return Part([self.command(shard, GET, list(chain.from_iterable(part))) for part in parts], answers)
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add keys to one shard, and the function that checks their replies."""
@@ -129,10 +134,10 @@ class Bits:
 
     def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
         """Do the same as :meth:`adds` for many digests, given their low and high parts."""
-        positions, size = self._layout.written_positions(low), self._layout.frame_bytes
+        positions, size = self.layout.written_positions(low), self.layout.frame_bytes
         if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
             return self.sets(shard, np.sort(positions).tolist())
-        header, key = self._layout.headers[shard], self._keys[shard]
+        header, key = self.layout.headers[shard], self.keys[shard]
         image = np.zeros(size, np.uint8)  # without tags, so that a shard that is missing stays invalid
         masks = (128 >> (positions & 7)).astype(np.uint8)
         np.bitwise_or.at(image, header.body_offset + (positions >> 3), masks)
@@ -141,19 +146,34 @@ class Bits:
 
         def check(replies: Sequence[Any]) -> None:
             _, _, removed, tags = replies
-            self.fields.check_tags(shard, tags)
+            self.check_tags(shard, tags)
             if removed != 1:
                 raise CorruptFilter(f"{sent} was evicted, perhaps before its bits were in {key}")
 
         words = ("SETRANGE", sent, 0, image.tobytes()), ("BITOP", "OR", key, key, sent), ("UNLINK", sent)
-        return Part([*((key, each) for each in words), self.fields.command(shard)], check)
+        return Part([*((key, each) for each in words), self.command(shard)], check)
 
     def sets(self, shard: int, positions: Sequence[int]) -> Part:
         """Return the commands that set bits of one shard's body, and the function that checks their replies."""
 
         def check(replies: Sequence[Any]) -> None:
             for reply in replies:
-                self.fields.check_tags(shard, reply)
+                self.check_tags(shard, reply)
 
         parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
-        return Part([self.fields.command(shard, _SET, part) for part in parts], check)
+        return Part([self.command(shard, _SET, part) for part in parts], check)
+
+    def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:
+        """Transfer the bits of the draft and OR them into the shards, where other processes have set bits meanwhile.
+
+        Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
+        """
+        for shard, (key, frame) in enumerate(zip(self.keys, draft.frames)):
+            gathered = gather(store, key, frame, identity)
+            words = ("BITOP", "OR", key, key, gathered), ("UNLINK", gathered)
+            joined, removed, tags = store.load([*((key, each) for each in words), self.command(shard)], identity)
+            self.check_tags(shard, tags)
+            if removed != 1:
+                raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
+            if joined != len(frame.buffer):
+                raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")

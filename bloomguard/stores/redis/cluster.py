@@ -16,7 +16,7 @@ A node that only imports slots gets a new identity as well, which costs one rebu
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -91,50 +91,52 @@ class NodeCommands(NamedTuple):
     identity: str | None = None
 
 
-#: A node's identity, and its replies.
-NodeReplies = tuple[str, list[Any]]
-#: Yields what to send to several nodes, gets all their replies, and returns a result: the same for threads and tasks.
-Steps = Generator[Sequence[NodeCommands], list[NodeReplies], Any]
+class ClusterLink:
+    """Connections of threads to the nodes of a Cluster, and the maps that this process knows.
 
-
-class Cluster:
-    """The maps of a Cluster that this process knows, and how to send commands; ``seeds`` are the first nodes to query.
-
-    Every method with ``yield`` is driven by the ``run`` of a :class:`ClusterLink` or an :class:`.AsyncClusterLink`.
-
-    Every command must have a key. Without an identity, a round trip uses the current map.
+    ``seeds`` are the first nodes to query; ``make_link(address)`` creates the link to a node. Every command of a round
+    trip must have a key. Without an identity, it uses the current map.
     """
 
-    def __init__(self, seeds: Iterable[Address]) -> None:
+    def __init__(self, seeds: Iterable[Address], make_link: Callable[[Address], Link]) -> None:
         self._seeds = list(seeds)  # the node that answered last is first
+        self._make_link = make_link
+        self._links: dict[Address, Link] = {}
         self._maps: dict[str, ClusterMap] = {}
         self._latest: tuple[float, ClusterMap] | None = None
         self._nodes: tuple[Address, ...] = ()  # nodes of the last map, even if it is out of date
 
-    def trip(self, commands: Sequence[Command], identity: str | None = None) -> Steps:
+    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Send each command to the node of its key, then read all replies: see :meth:`.Link.trip`."""
-        known = yield from self.map(identity)
+        known = self._map(identity)
         numbers: dict[int, list[int]] = {}
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
         queries = [known.commands_to(node, [commands[number] for number in some]) for node, some in numbers.items()]
-        answers = yield queries
         replies: list[Any] = [None] * len(commands)
-        for some, (_, found) in zip(numbers.values(), answers):
+        for some, (_, found) in zip(numbers.values(), self._query(queries)):
             for number, reply in zip(some, found):
                 replies[number] = reply
         return replies
 
-    def send_to_all(self, *words: object) -> Steps:
+    def send_to_all(self, *words: object) -> list[Any]:
         """Send one command without a key to every node, and return the replies."""
-        known = yield from self.map(None)
+        known = self._map(None)
         queries = [known.commands_to(node, [("", words)]) for node in range(len(known.nodes))]
-        answers = yield queries
-        return [reply for _, (reply,) in answers]
+        return [reply for _, (reply,) in self._query(queries)]
+
+    def identity(self) -> str:
+        """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
+        return self._map(None).identity
+
+    def close(self) -> None:
+        """Close all connections; the next round trip opens new ones."""
+        for link in list(self._links.values()):
+            link.close()
 
     # -- the map
 
-    def map(self, identity: str | None) -> Steps:
+    def _map(self, identity: str | None) -> ClusterMap:
         """Return the map with this identity, or the current map. Raises :class:`StoreError`."""
         kept = self._maps.get(identity or "")
         if kept is not None:
@@ -142,7 +144,7 @@ class Cluster:
         known = self._latest  # read once: another thread may replace it meanwhile
         if known is None or commands.clock() - known[0] >= PROVED_SECONDS:
             asked = commands.clock()
-            known = self._latest = asked, (yield from self._read())
+            known = self._latest = asked, self._read()
         latest = known[1]
         if identity is None:
             return latest
@@ -153,28 +155,19 @@ class Cluster:
             self._maps.pop(old, None)
         return latest
 
-    def pop_gone(self, links: dict[Address, Any]) -> list[Any]:
-        """Remove the links to addresses that no node has any more, as after the restart of a container; return them.
-
-        Close them: otherwise their connections stay half open.
-        """
-        known = {*self._seeds, *self._nodes}.union(*[kept.nodes for kept in list(self._maps.values())])
-        popped = [links.pop(address, None) for address in set(links) - known]
-        return [link for link in popped if link is not None]
-
-    def _read(self) -> Steps:
+    def _read(self) -> ClusterMap:
         failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
         for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
-                [(_, (slots,))] = yield [NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])]
+                [(_, (slots,))] = self._query([NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])
             except StoreError as error:
                 failure = error
                 continue
             self._seeds = [address, *(other for other in self._seeds if other != address)]
-            return (yield from self._described(slots, address))
+            return self._described(slots, address)
         raise failure
 
-    def _described(self, slots: Sequence[Any], asked: Address) -> Steps:
+    def _described(self, slots: Sequence[Any], asked: Address) -> ClusterMap:
         numbers: dict[Address, int] = {}
         ranges: dict[int, list[tuple[int, int]]] = {}
         holders = [_NO_NODE] * REDIS_CLUSTER_HASH_SLOTS
@@ -185,72 +178,40 @@ class Cluster:
             ranges.setdefault(node, []).append((first, last))
             holders[first : last + 1] = [node] * (last + 1 - first)
         self._nodes = tuple(numbers)
-        answers = yield [NodeCommands(address, [("", ("PING",))]) for address in numbers]
+        answers = self._query([NodeCommands(address, [("", ("PING",))]) for address in numbers])
         identities = tuple(identity for identity, _ in answers)
         ranges_held = sorted(f"{identities[node]} {sorted(some)}" for node, some in ranges.items())
         digest = hashlib.sha256("\n".join(ranges_held).encode()).hexdigest()
         return ClusterMap(tuple(numbers), identities, tuple(holders), f"cluster:{digest[:40]}")
 
+    # -- the nodes
 
-class ClusterLink:
-    """Connections of threads to the nodes of ``cluster``; ``make_link(address)`` creates the link to a node."""
-
-    def __init__(self, cluster: Cluster, make_link: Callable[[Address], Link]) -> None:
-        self.cluster = cluster
-        self._make_link = make_link
-        self._links: dict[Address, Link] = {}
-
-    def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """See :meth:`Cluster.trip`."""
-        replies: list[Any] = self.run(self.cluster.trip(commands, identity))
-        return replies
-
-    def send_to_all(self, *words: object) -> list[Any]:
-        """See :meth:`Cluster.send_to_all`."""
-        replies: list[Any] = self.run(self.cluster.send_to_all(*words))
-        return replies
-
-    def identity(self) -> str:
-        """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
-        known: ClusterMap = self.run(self.cluster.map(None))
-        return known.identity
-
-    def run(self, steps: Steps) -> Any:
-        """Take the steps and return their result."""
-        try:
-            queries = next(steps)
-            while True:
-                try:
-                    replies = self.query(queries)
-                except StoreError as error:
-                    queries = steps.throw(error)
-                else:
-                    queries = steps.send(replies)
-        except StopIteration as end:
-            return end.value
-
-    def query(self, queries: Sequence[NodeCommands]) -> list[NodeReplies]:
-        """Send the commands to all nodes, then read all replies; raises :class:`StoreError`."""
+    def _query(self, queries: Sequence[NodeCommands]) -> list[tuple[str, list[Any]]]:
+        """Send the commands to all nodes, then read each one's identity and replies; raises :class:`StoreError`."""
         calls: list[Call] = []
         try:
             for address, commands, _ in queries:
-                calls.append(self.link(address).send(commands))
+                calls.append(self._link(address).send(commands))
             return [call.identified(each.identity) for call, each in zip(calls, queries)]
         finally:
             for call in calls:
                 call.abandon()
 
-    def link(self, address: Address) -> Link:
-        """Return the link to one node."""
+    def _link(self, address: Address) -> Link:
         link = self._links.get(address)
         if link is None:
-            for gone in self.cluster.pop_gone(self._links):
-                with suppress(Exception):
-                    gone.close()
+            self._close_gone()
             link = self._links.setdefault(address, self._make_link(address))
         return link
 
-    def close(self) -> None:
-        """Close all connections; the next round trip opens new ones."""
-        for link in list(self._links.values()):
-            link.close()
+    def _close_gone(self) -> None:
+        """Close the links to addresses that no node has any more, as after the restart of a container.
+
+        Otherwise their connections stay half open.
+        """
+        known = {*self._seeds, *self._nodes}.union(*[kept.nodes for kept in list(self._maps.values())])
+        for address in set(self._links) - known:
+            gone = self._links.pop(address, None)
+            with suppress(Exception):
+                if gone is not None:
+                    gone.close()

@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...exceptions import StoreError
-from ...filters.codec import TRAILER_BYTES, Frame
+from ...filters.codec import TRAILER_BYTES
 from ...filters.cuckoo_table import CODES, SLOTS, CuckooShape
 from ...filters.layout import Layout
-from .bits import GET, BitFields, Operation, encode, lost
+from .bits import GET, Operation, ShardCommands, encode, lost
 from .commands import Command, Part
-from .loading import journal_key
+from .loading import Draft, gather, journal_key
 
 if TYPE_CHECKING:
     from ...filters.bulk import U64
+    from .store import RedisStore
 
+_ENTRIES = 10_000  # entries of a journal to read at once
 _CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
 #: Maximum per shard, so that the script's numbers (doubles) are exact.
@@ -47,7 +49,7 @@ def with_script(command: Command) -> Command:
     return key, ("EVAL", script()[1], *rest)
 
 
-class Fingerprints:
+class Fingerprints(ShardCommands):
     """Commands that check, add and discard keys in the shards of a cuckoo filter.
 
     Raises :class:`StoreError` if a shard has more than :data:`MOST_BUCKETS`.
@@ -58,10 +60,8 @@ class Fingerprints:
         assert isinstance(shape, CuckooShape)
         if shape.buckets > MOST_BUCKETS:
             raise StoreError(f"{shape.buckets:,} buckets in a shard; on a server at most {MOST_BUCKETS:,} work")
+        super().__init__(layout, keys)
         self._shape = shape
-        self._keys = keys
-        self.fields = BitFields(layout, keys)
-        self._recent = layout.recent_positions
         # Two or four slots are read as one number. BITFIELD has no u64, so 64 bits are read as a signed number.
         self._word_bits, word = (32, "u32") if shape.bits == 8 else (64, "i64")
         self._get = Operation(3, encode("GET", word))
@@ -85,7 +85,7 @@ class Fingerprints:
 
     def _check_command(self, shard: int, digests: Sequence[int]) -> Command:
         """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
-        shape, first, step = self._shape, self.fields.body_bit, self._word_bits
+        shape, first, step = self._shape, self.body_bit, self._word_bits
         slots: list[int] = []
         bits: list[int] = []
         for digest in digests:
@@ -96,14 +96,14 @@ class Fingerprints:
             start = first + 8 * shape.spill_offset
             bits += [start + position for position in shape.spill.positions(shape.twins(fingerprint, pair[0]))]
         words = GET.words * (len(slots) + len(bits))
-        return self.fields.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
+        return self.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
 
     def answer(self, shard: int, digest: int, reply: Any) -> bool:
         """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
         return self._answers(shard, [digest], reply)[0]
 
     def _answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
-        self.fields.check_tags(shard, reply)
+        self.check_tags(shard, reply)
         count, each = len(digests) * self._words, len(self._shape.spill.sizes)
         read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
         slots, bits = struct.unpack(f"<{_SLOTS * len(digests)}{CODES[self._shape.bits]}", read), reply[2 + count :]
@@ -137,19 +137,28 @@ class Fingerprints:
         """Return the commands that discard each key of one shard once, and the function that checks their replies."""
         return self._changes("discard", shard, digests)
 
-    def join(self, shard: int, gathered: str, frame: Frame, known: int) -> Part:
-        """Return the command that adds a shard's journal entries after ``known`` to the body at the key ``gathered``
-        and replaces the shard with it, and the function that checks its replies.
+    def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:
+        """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
 
-        ``frame`` has the header and the trailer.
+        The script adds the entries that arrive after the last read. Raises :class:`CorruptFilter` if a shard is
+        missing, and :class:`StoreError`.
         """
-        key = self._keys[shard]
-        named = ("EVALSHA", script()[0], 3, key, journal_key(key), gathered, "join", *self._shared)
-        header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
-        return Part([(key, (*named, bytes(header), bytes(trailer), known))], partial(self._check_replies, shard))
+        for shard, (key, frame) in enumerate(zip(self.keys, draft.frames)):
+            journal, known = journal_key(key), 1
+            while True:
+                (entries,) = store.load([(key, ("LRANGE", journal, known, known + _ENTRIES - 1))], identity)
+                draft.add_entries(shard, entries)
+                known += len(entries)
+                if len(entries) < _ENTRIES:
+                    break
+            gathered = gather(store, key, frame, identity)
+            header, trailer = frame.buffer[: frame.header.body_offset], frame.buffer[-TRAILER_BYTES:]
+            named = ("EVALSHA", script()[0], 3, key, journal, gathered, "join", *self._shared)
+            replies = store.load([(key, (*named, bytes(header), bytes(trailer), known))], identity)
+            self._check_replies(shard, replies)
 
     def _changes(self, change: str, shard: int, digests: Sequence[int]) -> Part:
-        key, first = self._keys[shard], self.fields.body_bit
+        key, first = self.keys[shard], self.body_bit
         places = [
             (*self._shape.place(digest)[:2], *[first + position for position in self._recent(digest)])
             for digest in digests
@@ -164,4 +173,4 @@ class Fingerprints:
     def _check_replies(self, shard: int, replies: Sequence[Any]) -> None:
         """Raise :class:`CorruptFilter` if the script did not find the expected tags in the shard."""
         if -1 in replies:
-            raise lost(self._keys[shard])
+            raise lost(self.keys[shard])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ...filters import CorruptFilter
@@ -12,14 +12,12 @@ from ...filters.bulk import np, one_by_one
 from ...filters.codec import Frame
 from ...filters.layout import Layout
 from ..base import Generation
-from .bits import GET, Bits
+from .bits import Bits
 from .commands import Command, Part
 from .cuckoo import Fingerprints
-from .loading import PIECE, Draft, join_bits, join_fingerprints
+from .loading import PIECE, Draft
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from ...filters.base import Keys, RowKeys
     from .store import RedisStore
 
@@ -65,7 +63,11 @@ class RedisGeneration(Generation):
         placed = self._placed(keys)
         parts = [self._kind.checks(shard, digests) for shard, (_, digests) in placed.items()]
         found = _read(parts, self._store.read(_commands(parts), self.identity) if keys else [])
-        return _ordered([numbers for numbers, _ in placed.values()], found)
+        answers = [False] * len(keys)
+        for (numbers, _), some in zip(placed.values(), found):
+            for number, answer in zip(numbers, some):
+                answers[number] = answer
+        return answers
 
     def _placed(self, keys: Iterable[bytes]) -> dict[int, tuple[list[int], list[int]]]:
         """Map each shard to the indexes of its keys in ``keys``, and their digests."""
@@ -81,16 +83,16 @@ class RedisGeneration(Generation):
     def is_recent(self, key: bytes) -> bool:
         shard, command = self._recent_command(key)
         (reply,) = self._store.read([command], self.identity)
-        return self._kind.fields.all_set(shard, reply)
+        return self._kind.all_set(shard, reply)
 
     async def ais_recent(self, key: bytes) -> bool:
         shard, command = self._recent_command(key)
         (reply,) = await self._store.aread([command], self.identity)
-        return self._kind.fields.all_set(shard, reply)
+        return self._kind.all_set(shard, reply)
 
     def _recent_command(self, key: bytes) -> tuple[int, Command]:
         shard, digest = self.layout.locate(key)
-        return shard, self._kind.fields.command(shard, GET, self.layout.recent_positions(digest))
+        return shard, self._kind.check_recent(shard, digest)
 
     # -- adds and discards
 
@@ -124,13 +126,9 @@ class RedisGeneration(Generation):
 
     def seal(self) -> None:
         """Transfer the draft to the server and merge it with the adds of other processes."""
-        if self._draft is None:
-            return
-        if isinstance(self._kind, Fingerprints):
-            join_fingerprints(self._store, self._kind, self.keys, self._draft, self.identity)
-        else:
-            join_bits(self._store, self._kind.fields, self.keys, self._draft.frames, self.identity)
-        self._draft = None
+        if self._draft is not None:
+            self._kind.seal(self._store, self._draft, self.identity)
+            self._draft = None
 
     # -- whole shards
 
@@ -149,17 +147,14 @@ class RedisGeneration(Generation):
     def merge(self, shard: int, body: memoryview) -> int:
         if self._draft is not None:
             return self._draft.merge(shard, body)
-        missing = np.frombuffer(body, np.uint8) & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
-        self._set(shard, missing)
-        return int(np.bitwise_count(missing).sum())
-
-    def _set(self, shard: int, missing: NDArray[np.uint8]) -> None:
         assert isinstance(self._kind, Bits)
+        missing = np.frombuffer(body, np.uint8) & ~np.frombuffer(self.read_shard(shard).body, np.uint8)
         at = np.flatnonzero(missing)
         rows, bits = np.nonzero(np.unpackbits(missing[at]).reshape(-1, 8))
         positions = (8 * at[rows] + bits).tolist()
         for start in range(0, len(positions), _POSITIONS):
             self._change([self._kind.sets(shard, positions[start : start + _POSITIONS])])
+        return len(positions)
 
     def read_shard(self, shard: int) -> Frame:
         key, size = self.keys[shard], self.layout.frame_bytes
@@ -189,9 +184,3 @@ def _read(parts: Iterable[Part], replies: Sequence[Any]) -> list[Any]:
     """Return what each part reads in its replies; raises :class:`CorruptFilter`."""
     rest = iter(replies)
     return [read(list(islice(rest, len(commands)))) for commands, read in parts]
-
-
-def _ordered(numbers: Sequence[Sequence[int]], found: Sequence[Sequence[bool]]) -> list[bool]:
-    """Return the answers to the keys with these ``numbers`` in the order of the keys."""
-    ordered = dict(zip(chain.from_iterable(numbers), chain.from_iterable(found)))
-    return [ordered[number] for number in range(len(ordered))]

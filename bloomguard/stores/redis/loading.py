@@ -10,19 +10,15 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from ...exceptions import StoreError
-from ...filters import CorruptFilter
 from ...filters.bulk import np
 from ...filters.codec import TRAILER_BYTES, Frame
 from ...filters.layout import Layout
 from ..frames import FrameGeneration
 
 if TYPE_CHECKING:
-    from .bits import BitFields
-    from .cuckoo import Fingerprints
     from .store import RedisStore
 
 PIECE = 1 << 18  # bytes that one command of a bulk transfer carries: other clients wait for about 5 ms
-_ENTRIES = 10_000  # entries of a journal to read at once
 _STEP = 1 << 20  # bytes of zeros by which one command extends a new key
 
 
@@ -67,48 +63,6 @@ def make(store: RedisStore, layout: Layout, keys: Sequence[str], frames: Sequenc
         store.load([(key, ("SETRANGE", key, size - TRAILER_BYTES, bytes(frame.buffer[-TRAILER_BYTES:])))], identity)
         head = bytes(frame.buffer[: frame.header.body_offset])
         store.load([(key, ("SETRANGE", key, 0, head))], identity)
-
-
-def join_bits(
-    store: RedisStore, fields: BitFields, keys: Sequence[str], frames: Sequence[Frame], identity: str
-) -> None:
-    """Transfer the bits of ``frames`` and OR them into the shards, which have the bits that other processes have set.
-
-    Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
-    """
-    for shard, (key, frame) in enumerate(zip(keys, frames)):
-        gathered = gather(store, key, frame, identity)
-        joined, removed, tags = store.load(
-            [
-                (key, ("BITOP", "OR", key, key, gathered)),
-                (key, ("UNLINK", gathered)),
-                fields.command(shard),
-            ],
-            identity,
-        )
-        fields.check_tags(shard, tags)
-        if removed != 1:
-            raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
-        if joined != len(frame.buffer):
-            raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
-
-
-def join_fingerprints(store: RedisStore, kind: Fingerprints, keys: Sequence[str], draft: Draft, identity: str) -> None:
-    """Add the journals of other processes' adds to the draft, and replace the shards on the server with it.
-
-    Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
-    """
-    for shard, (key, frame) in enumerate(zip(keys, draft.frames)):
-        known = 1
-        while True:
-            entries = store.load([(key, ("LRANGE", journal_key(key), known, known + _ENTRIES - 1))], identity)[0]
-            draft.add_entries(shard, entries)
-            known += len(entries)
-            if len(entries) < _ENTRIES:
-                break
-        gathered = gather(store, key, frame, identity)
-        join = kind.join(shard, gathered, frame, known)
-        join.read(store.load(join.commands, identity))
 
 
 def gather(store: RedisStore, key: str, frame: Frame, identity: str) -> str:

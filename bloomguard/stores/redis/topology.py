@@ -15,15 +15,11 @@ from django.conf import settings
 from redis.asyncio import sentinel
 from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
-from redis.sentinel import (
-    SentinelConnectionPool,
-    SentinelManagedConnection,
-    SentinelManagedSSLConnection,
-)
+from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, SentinelManagedSSLConnection
 
 from ...exceptions import ConfigurationError, StoreUnavailable
-from .aio import AsyncClusterLink, AsyncLink
-from .cluster import Address, Cluster, ClusterLink
+from .aio import AsyncLink
+from .cluster import Address, ClusterLink
 from .commands import NO_LIMIT, Breaker, Server, connection_options, hide, own_options
 from .connection import Link
 
@@ -37,25 +33,6 @@ _ASYNCIO: dict[type[Any], type[Any]] = {
 }
 #: Options of sync connections only, which are ignored.
 _OF_THREADS = {"parser_class", "socket_type"}
-
-
-def for_asyncio(connection_class: type[Any], options: dict[str, Any]) -> tuple[type[Any], dict[str, Any]] | None:
-    """Return the async connection class and its options.
-
-    Returns ``None`` if there is no such class, or if it does not support an option that is set: no unsupported option
-    is dropped, since it may be what makes a connection secure.
-    """
-    found = _ASYNCIO.get(connection_class)
-    if found is None:
-        return None
-    kept = {name: value for name, value in own_options(options).items() if name not in _OF_THREADS}
-    on_connect = kept.get("redis_connect_func")
-    owner = getattr(on_connect, "__self__", None)
-    if isinstance(owner, RedisCluster) and owner.user_on_connect_func is None:
-        del kept["redis_connect_func"]  # RedisCluster's own function only logs in, which every connection does anyway
-    taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
-    given = {name: value for name, value in kept.items() if name in taken}
-    return (found, given) if all(kept[name] is None for name in kept.keys() - given) else None
 
 
 @dataclass(frozen=True)
@@ -79,28 +56,30 @@ class Servers:
         """Return a link with these timeouts in seconds; with ``breaks``, each server has a circuit breaker."""
         return self._link({}, connect_timeout, timeout, breaks)
 
-    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
-        """Return the async version of ``link``; ``None`` if redis.asyncio does not support the options."""
-        found = for_asyncio(self.connection_class, self.options)
-        return found and self._async_link(link, *found, connect_timeout, timeout)
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | None:
+        """Return the async version of ``link``; ``None`` if redis.asyncio does not support the class or an option.
+
+        No unsupported option is dropped, since it may be what makes a connection secure.
+        """
+        found = _ASYNCIO.get(self.connection_class)
+        if found is None:
+            return None
+        options = {name: value for name, value in own_options(self.options).items() if name not in _OF_THREADS}
+        taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
+        if any(value is not None for name, value in options.items() if name not in taken):
+            return None
+        given = {name: value for name, value in options.items() if name in taken}
+        pool = self._pool(redis.asyncio, found, connect_timeout, timeout)
+        return AsyncLink(link.server, pool, given, connect_timeout, timeout)
 
     def _link(self, address: dict[str, Any], connect_timeout: float, timeout: float, breaks: bool) -> Link:
-        server = Server(
-            breaker=Breaker() if breaks else None,
-            clustered=isinstance(self, ClusterServers),
-            secrets=self._secrets(),
-        )
+        breaker = Breaker() if breaks else None
+        server = Server(breaker=breaker, clustered=isinstance(self, ClusterServers), secrets=self._secrets())
         pool = self._pool(redis, self.connection_class, connect_timeout, timeout)
         return Link(server, pool, self.options | address, connect_timeout, timeout)
 
     def _secrets(self) -> list[str]:
         return secrets_of(self.options | getattr(self, "sentinel_options", {}))
-
-    def _async_link(
-        self, link: Any, connection_class: type[Any], options: dict[str, Any], connect_timeout: float, timeout: float
-    ) -> AsyncLink | AsyncClusterLink | None:
-        pool = self._pool(redis.asyncio, connection_class, connect_timeout, timeout)
-        return AsyncLink(link.server, pool, options, connect_timeout, timeout)
 
     def _pool(self, module: Any, connection_class: type[Any], connect_timeout: float, timeout: float) -> Any:
         """Return a function that makes a pool of ``module``, which is redis or redis.asyncio."""
@@ -115,7 +94,7 @@ class SentinelServers(Servers):
     sentinels: Sequence[Address]
     sentinel_options: dict[str, Any] = field(repr=False)
 
-    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | AsyncClusterLink | None:
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> AsyncLink | None:
         if not self.sentinel_options.keys() <= signature(redis.asyncio.Redis).parameters.keys():
             return None
         return super().async_link(link, connect_timeout, timeout)
@@ -144,18 +123,10 @@ class ClusterServers(Servers):
         def to_node(address: Address) -> Link:
             return self._link({"host": address[0], "port": address[1]}, connect_timeout, timeout, breaks)
 
-        return ClusterLink(Cluster(self.seeds), to_node)
+        return ClusterLink(self.seeds, to_node)
 
-    def _async_link(
-        self, link: Any, connection_class: type[Any], options: dict[str, Any], connect_timeout: float, timeout: float
-    ) -> AsyncClusterLink:
-        pool = self._pool(redis.asyncio, connection_class, connect_timeout, timeout)
-
-        def to_node(address: Address) -> AsyncLink:
-            node = options | {"host": address[0], "port": address[1]}
-            return AsyncLink(link.link(address).server, pool, node, connect_timeout, timeout)
-
-        return AsyncClusterLink(link.cluster, to_node)
+    def async_link(self, link: Any, connect_timeout: float, timeout: float) -> None:
+        """Return ``None``: threads make the checks of event loops too."""
 
 
 def secrets_of(options: dict[str, Any]) -> list[str]:

@@ -31,13 +31,14 @@ from .words import (
 class Effect(NamedTuple):
     """One effect of a statement on a table, whose ``name`` is :func:`bare`, or of a function.
 
-    ``insert``: ``name`` has new rows, or names another table now. ``update``: rows change in ``columns``, ``None`` for
-    any. ``alter``: the same by an ALTER TABLE, which fires no trigger. ``delete``: rows
-    are deleted. ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``. ``call``: a
-    function is called, ``run``: a procedure. ``known``: something is called that is known to write nothing, if
-    it is not the database's own. ``field``: ``x.name`` on PostgreSQL, which calls a function of that name if ``x`` is a
-    row without such a column. ``define``: views, triggers, constraints and the like may change, or, if it is named
-    ``table``, there is only a new table or something is gone. ``any``: the effects are unknown.
+    - ``insert``: ``name`` has new rows, or names another table now. ``delete``: rows are deleted.
+    - ``update``: rows change in ``columns``, ``None`` for any. ``alter``: the same by an ALTER TABLE, without triggers.
+    - ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``.
+    - ``call``: a function is called. ``run``: a procedure. ``known``: a function that is known to write nothing, unless
+      the database has one of that name. ``field``: ``x.name`` on PostgreSQL, which may call a function of that name.
+    - ``define``: views, triggers, constraints and the like may change, or, if it is named ``table``, there is only a
+      new table or something is gone.
+    - ``any``: the effects are unknown.
     """
 
     verb: str

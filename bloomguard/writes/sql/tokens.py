@@ -159,17 +159,11 @@ def bare(table: str, vendor: str = "") -> str:
     return name.rpartition(".")[2].lower().removeprefix(ANEW)
 
 
-def are_two(one: str, other: str, vendor: str) -> bool:
-    """Return whether the names of two models, as Django quotes them, certainly mean two tables.
-
-    Their schemas differ, or on PostgreSQL their cases.
-    """
-
-    def parts(name: str) -> list[str]:
-        found = re.split(r'["`.]+', name.strip('"`'))
-        return [_stored(each, vendor) if vendor == "postgresql" else each.lower() for each in reversed(found)]
-
-    return any(mine != its for mine, its in zip(parts(one), parts(other)))  # without a schema, it may be any
+def have_two_schemas(one: str, other: str) -> bool:
+    """Return whether the names of two models' tables have a schema each, as in ``one"."item``, and these differ."""
+    given = [name.replace("`", '"').rpartition('"."')[0].strip('"') for name in (one, other)]
+    schemas = [_stored(schema, "postgresql").lower() for schema in given]
+    return "" not in schemas and schemas[0] != schemas[1]
 
 
 def routine(name: str, vendor: str) -> str:

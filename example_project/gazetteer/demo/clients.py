@@ -57,7 +57,7 @@ def attack(port: int, traffic: Traffic, warm_up: Traffic, *, clients: int, worke
 
 def hear(pipe: "Connection[str, Tally]", timeout: float) -> Tally:
     if not pipe.poll(timeout):
-        raise TimeoutError(f"no word from it for {timeout:.0f} s")
+        raise TimeoutError(f"no word from it for {timeout:.0f} s; is the machine busy with other work?")
     return pipe.recv()
 
 

@@ -410,8 +410,8 @@ def test_no_write_waits_for_a_table_with_a_rule(built):
 
 @on_postgresql
 @pytest.mark.parametrize("calls", [False, True])
-def test_a_read_after_a_definition_does_not_load_the_catalogue(built, monkeypatch, calls):
-    """In a migration, say; but if it may call a function that is new, it does."""
+def test_a_transaction_with_definitions_loads_the_catalogue_once_after_them(built, monkeypatch, calls):
+    """As a migration does, for all that it reads and writes after a definition, or after one was rolled back."""
     load = mock.Mock(side_effect=consequences.load)
     monkeypatch.setattr(consequences, "load", load)
     made = "INSERT INTO shop_product (id, name) VALUES (7, 'x') RETURNING id"
@@ -423,12 +423,63 @@ def test_a_read_after_a_definition_does_not_load_the_catalogue(built, monkeypatc
         load.reset_mock()
         assert list(Article.objects.filter(slug="old"))
         assert Article.objects.count() == 1
-        assert not load.called
-        if calls:
-            execute("SELECT r.raw_field FROM raw_new r")
-            assert status("product") == FENCED
-            assert load.called
+        Article.objects.create(pk=50, slug="new")
+        execute("SELECT r.raw_field FROM raw_new r" if calls else "SELECT r.id FROM raw_new r")
+        assert load.call_count == calls  # the INSERT has loaded it
+        assert status("product") == (FENCED if calls else ARMED)
     execute("DROP TABLE raw_new CASCADE")
+
+
+@on_postgresql
+def test_the_reads_of_other_threads_load_the_catalogue_once_beside_a_definition(built, monkeypatch):
+    """As while a long report has a temporary table; but each read that calls a function of the database's own does."""
+    execute("CREATE FUNCTION raw_reads() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    execute("CREATE FUNCTION raw_other() RETURNS int LANGUAGE sql AS 'SELECT 1'")
+    load = mock.Mock(side_effect=consequences.load)
+    monkeypatch.setattr(consequences, "load", load)
+
+    def read():
+        for count in (1, 1, 1):
+            assert Article.objects.count() == count
+        found.append(load.call_count)
+        execute("SELECT raw_reads()")
+        execute("SELECT raw_other()")
+        found.append(load.call_count)
+        connections.close_all()
+
+    found = []
+    try:
+        with transaction.atomic(using="postgresql"):
+            execute("CREATE TEMPORARY TABLE raw_new (id integer)")
+            execute("DROP FUNCTION raw_other")
+            Article.objects.count()  # by a catalogue without that function, which others still have
+            load.reset_mock()
+            in_thread(read)
+            transaction.set_rollback(True, using="postgresql")
+    finally:
+        execute("DROP FUNCTION raw_reads, raw_other")
+    assert found == [1, 3]
+
+
+@on_postgresql
+def test_a_definition_that_is_undone_is_followed_as_it_was(built, clock):
+    """A rule that is dropped in a savepoint holds again after the rollback."""
+    execute(MAKING["postgresql"])
+    Rebuild(registry["product"], sleep=clock.sleep).run()
+    try:
+        with transaction.atomic(using="postgresql"):
+            execute("CREATE TABLE raw_new (id integer)")
+            with transaction.atomic(using="postgresql"):
+                execute("DROP RULE raw_makes ON shop_order")
+                Article.objects.create(pk=50, slug="new")  # by the catalogue without it
+                transaction.set_rollback(True, using="postgresql")
+            Order.objects.create()
+    finally:
+        execute("DROP RULE raw_makes ON shop_order")
+        execute("DROP TABLE raw_new")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert status("product") == FENCED
 
 
 @on_postgresql

@@ -197,7 +197,7 @@ def declare(each_database, fresh, clock):
 
 
 IF_EXISTS = "" if MYSQL else "IF EXISTS"
-SLUG = f"varchar(50) COLLATE {EXACT}"
+SLUG = f"varchar(200) COLLATE {EXACT}"
 
 
 @on_mariadb
@@ -236,7 +236,7 @@ def test_a_column_that_is_cut_fences(built):
     Article.objects.create(slug="abcdef")
     execute("SET SESSION sql_mode = ''")
     try:
-        execute(f"ALTER TABLE shop_article MODIFY COLUMN {IF_EXISTS} slug {SLUG.replace('50', '3')} NOT NULL")
+        execute(f"ALTER TABLE shop_article MODIFY COLUMN {IF_EXISTS} slug {SLUG.replace('200', '3')} NOT NULL")
         assert Article.objects.filter(slug="abc").exists()
         assert status("article") == FENCED
     finally:
