@@ -332,7 +332,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
             next_kill = now + random.uniform(0.5, 1.5) * pause
             victim = random.choice([pid for pid in crew for _ in range(1 if crew[pid] == WRITERS else 2)])
             os.kill(victim, signal.SIGKILL)
-            pid, status = os.waitpid(victim, 0)  # at once: a death that waits for a failover's end looks like a long call
+            pid, status = os.waitpid(victim, 0)  # at once: seen after a failover, a death looks like a long call
         else:
             pid, status = os.waitpid(-1, os.WNOHANG)
         if pid:
