@@ -90,7 +90,8 @@ class FilterCopy(Rebuild):
 
         def bring(shard: int, frame: Frame) -> None:
             if generation.merge(shard, frame.body) and generation.merge(shard, frame.body):
-                raise RebuildError(f"{self.guard.name}: shard {shard} of the copy did not keep what was written")
+                kept = f"{self.guard.name}: shard {shard} of the copy did not keep what was written; run it again"
+                raise RebuildError(kept)
 
         self._each_shard(bring)
         return expected

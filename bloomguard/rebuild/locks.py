@@ -172,7 +172,8 @@ def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
         cursor.execute(f"LOCK TABLES {table} {kind}")
     except OperationalError as error:
         if error.args[:1] == (_DENIED,):
-            raise RebuildError(f"{error.args[1]}; GRANT LOCK TABLES: a rebuild locks {table} briefly") from error
+            cause = error.args[1]
+            raise RebuildError(f"{table} is locked briefly by a rebuild: GRANT LOCK TABLES ({cause})") from error
         if error.args[:1] != (_LOCK_WAIT_TIMEOUT,):
             raise
         return False

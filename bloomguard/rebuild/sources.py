@@ -62,12 +62,13 @@ class ScopedSource(Source):
         except NoScope:
             meant = ""
         if meant != self.scope:
-            raise RebuildError(f"{self.guard.name}: the schema {self.scope!r} has no table for it")
+            raise RebuildError(f"{self.guard.name}: the schema {self.scope!r} has no table for it; migrate it")
 
     def marks(self) -> list[bytes]:
         marks = self.guard._meta.scopes.marks(self.scope)
         if not marks:
-            raise RebuildError(f"{self.guard.name}: {self.scope!r} has no table for it, or several")
+            cure = "migrate it, or let scopes() leave it out"
+            raise RebuildError(f"{self.guard.name}: {self.scope!r} has no table for it, or several; {cure}")
         self._marked = self._marked or marks
         return marks
 

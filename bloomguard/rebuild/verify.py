@@ -259,7 +259,7 @@ class PublishCheck:
         if measured > promised + 6 * sqrt(promised / self._probes) + 5 / self._probes:
             raise RebuildError(
                 f"{self.source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
-                f"{promised:.4%} were promised, and was not published"
+                f"{promised:.4%} were promised, and was not published; run it again"
             )
         return measured
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import http.client
 import io
 import re
@@ -142,16 +143,59 @@ def test_every_reason_has_a_cure():
     assert len(shown) == len(set(shown))
 
 
+def written(node):
+    """The text of a literal in the source; dots for what differs."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(written(part) or "..." for part in node.values)
+    return re.sub("%[srd]", "...", node.value) if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def said(*functions):
+    """Each first text that the package passes to one of the functions, such as a method of its loggers."""
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in functions:
+                yield from list(filter(None, map(written, node.args)))[:1]
+
+
+def explained(page):
+    """The messages in a page's tables, each as a pattern: dots stand for anything, and its end may be left out."""
+    for row in re.findall(r"^\| (`.*?) \| ", page, re.MULTILINE):
+        for text in re.findall(r"`([^`]+)`", row):
+            yield text, ".{1,80}?".join(map(re.escape, text.split("...")))
+
+
 def test_the_messages_that_are_explained_are_given():
-    """Each is a text of the package; dots stand for what differs."""
+    """Each is a text of the package."""
     source = "\n".join(file.read_text() for file in PACKAGE.rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)
-    page = (DOCS / "troubleshooting.md").read_text().partition("## `rebuild_filter` fails")[2]
-    shown = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    page = (DOCS / "troubleshooting.md").read_text()
+    lines, failures = page.partition("## By log line")[2], page.partition("## `rebuild_filter` fails")[2]
+    shown = [*explained(lines.partition("\n## Nothing")[0]), *explained(failures)]
 
-    assert len(shown) == 9
-    for text in shown:
-        assert re.search(".{1,80}".join(map(re.escape, text.split("..."))), source), text
+    assert len(shown) > 60
+    assert [text for text, pattern in shown if not re.search(pattern.removeprefix(".{1,80}?"), source)] == []
+
+
+def test_every_line_of_the_log_is_explained():
+    """Whoever searches the page for a line that bloomguard has logged finds what to do."""
+    page = (DOCS / "troubleshooting.md").read_text().partition("## By log line")[2].partition("\n## ")[0]
+    patterns = [pattern for _, pattern in explained(page)]
+    said_by = said("info", "warning", "error", "exception")
+    lines = {text for text in said_by if text.startswith(("bloomguard", "a connection"))}
+
+    assert len(lines) > 30
+    assert [text for text in sorted(lines) if not any(re.search(pattern, text) for pattern in patterns)] == []
+
+
+def test_every_failure_of_a_rebuild_is_explained():
+    """But for those that are made of a reason; what it refuses stands on a page of its own."""
+    page = (DOCS / "troubleshooting.md").read_text().partition("## `rebuild_filter` fails")[2]
+    patterns = [pattern.removeprefix(".{1,80}?") for _, pattern in explained(page)]
+    texts = {text for text in said("RebuildError") if re.search("[a-z]{3}", text)}
+
+    assert len(texts) > 20
+    assert [text for text in sorted(texts) if not any(re.search(pattern, text) for pattern in patterns)] == []
 
 
 def test_the_periodic_task_builds_what_needs_it(gazetteer, monkeypatch):
