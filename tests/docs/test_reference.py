@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -68,6 +69,18 @@ def test_the_sizes_on_the_page_are_those_of_a_rebuild():
     assert named
     assert int(named[1]) == round(bytes_for(235_000) / 2**10)
     assert int(named[2]) == round(bytes_for(100_000_000) / 2**20)
+
+
+def test_the_plan_for_large_sites_is_made_of_what_was_measured():
+    """What a server spends on a check and an add, and the rate of a load, are those of the last benchmark."""
+    page = (DOCS / "capacity.md").read_text()
+    rows = json.loads((DOCS.parent / "bench" / "results" / "redis.json").read_text())
+    measured = {row["name"]: row["value"] for row in rows}
+    check, add = (round(measured[f"processor time that a server spends on one {what}"]) for what in ("check", "add"))
+    loaded, taken = (measured[f"largest load, {what}"] for what in ("bytes", "made and brought"))
+
+    assert f"| {check} µs; {add} µs |" in page
+    assert f"| {taken:.2f} s for {loaded / 1e6:.0f} MB |" in page
 
 
 def test_the_options_of_the_stores_are_on_their_page():
