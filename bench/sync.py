@@ -92,10 +92,9 @@ class Hooks:
         self._off: list[tuple[Any, str, Any]] = []
         for compiler in (SQLInsertCompiler, SQLUpdateCompiler):
             for name in ("execute_sql", "execute_returning_sql"):
-                hook: Any = vars(compiler).get(name)
-                if hasattr(hook, "__wrapped__"):
-                    self._on.append((compiler, name, hook))
-                    self._off.append((compiler, name, hook.__wrapped__))
+                if unhooked := vars(compiler).get(f"_bloomguard_{name}"):
+                    self._on.append((compiler, name, vars(compiler)[name]))
+                    self._off.append((compiler, name, unhooked))
         cache = type(post_save.sender_receivers_cache)
         self._on += [(post_save, "receivers", post_save.receivers), (post_save, "sender_receivers_cache", cache())]
         self._off += [(post_save, "receivers", []), (post_save, "sender_receivers_cache", cache())]

@@ -42,8 +42,6 @@ Execute = Callable[..., Any]
 WrittenTo = Callable[[TrackedTable], WrittenRows | None]
 
 _first = itemgetter(0)
-#: With the name of a method: the mark of a class whose method is wrapped.
-_WRAPPED = "_bloomguard_"
 #: Errors of a statement that certainly wrote nothing.
 _REFUSED = (IntegrityError, DataError, ProgrammingError)
 _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?")
@@ -55,11 +53,13 @@ def connect() -> None:
 
 
 def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
-    """Replace the method ``name`` of a class, or the function of a module, by ``hooked(method)``, once."""
-    if _WRAPPED + name not in vars(owner):  # another package's wrapper may be around ours
+    """Replace the method of a class, or function of a module, by ``hooked(method)``, once; keep it as an attribute."""
+    if (kept := f"_bloomguard_{name}") not in vars(owner):  # another package's wrapper may be around ours
         execute = getattr(owner, name)
         setattr(owner, name, wraps(execute)(hooked(execute)))
-        setattr(owner, _WRAPPED + name, True)
+        if hasattr(owner, "execute_sql"):  # by it, django-cachalot would take off our wrapper for its own
+            del getattr(owner, name).__wrapped__
+        setattr(owner, kept, execute)
 
 
 def concerned(compiler: Any) -> Sequence[TrackedTable]:

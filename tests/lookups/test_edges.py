@@ -173,11 +173,23 @@ def caching(execute):
 def test_absences_are_answered_around_a_cache_of_results(shop, monkeypatch):  # noqa: F811
     """One that was patched before bloomguard."""
     with monkeypatch.context() as patch:
-        patch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler.execute_sql.__wrapped__))
+        patch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler._bloomguard_execute_sql))
         patch.delattr(SQLCompiler, "_bloomguard_execute_sql")
         select.connect()
         with guarded_lookups():
             assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+
+
+def test_a_package_that_is_reloaded_takes_no_wrapper_off_but_its_own(shop, monkeypatch):  # noqa: F811
+    """As django-cachalot's panel of the debug toolbar does in each request, whoever was patched last."""
+    with monkeypatch.context() as patch:
+        for _ in range(3):
+            patch.setattr(
+                SQLCompiler, "execute_sql", getattr(SQLCompiler.execute_sql, "__wrapped__", SQLCompiler.execute_sql)
+            )
+            with guarded_lookups():
+                assert queries(lambda: rows.filter(pk=ABSENT).first()) == 0
+            patch.setattr(SQLCompiler, "execute_sql", caching(SQLCompiler.execute_sql))
 
 
 @pytest.mark.parametrize("names_what_it_wraps", [True, False])
@@ -185,7 +197,7 @@ def test_a_loader_that_finds_nothing_is_checked_past_such_a_cache(shop, clock, m
     """The guard's own query for the key, and those of the project: what the cache has kept says nothing of today."""
     caches["default"].clear()
     with monkeypatch.context() as patch:
-        between = caching(SQLCompiler.execute_sql.__wrapped__)
+        between = caching(SQLCompiler._bloomguard_execute_sql)
         if not names_what_it_wraps:
             del between.__wrapped__
             between.__module__ = __name__

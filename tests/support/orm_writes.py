@@ -326,9 +326,9 @@ def uninstalled() -> Iterator[None]:
         (owner, name)
         for owner in (compilers.SQLInsertCompiler, compilers.SQLUpdateCompiler, compilers.SQLDeleteCompiler)
         for name in ("execute_sql", "execute_returning_sql")
-        if hasattr(owner.__dict__.get(name), "__wrapped__")
+        if f"_bloomguard_{name}" in vars(owner)
     ]
-    patches = [patch.object(owner, name, getattr(owner, name).__wrapped__) for owner, name in hooked]
+    patches = [patch.object(owner, name, getattr(owner, f"_bloomguard_{name}")) for owner, name in hooked]
     assert len(patches) >= 3
     for each in patches:
         each.start()
