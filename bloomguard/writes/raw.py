@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from django.db import Error, connections
+from django.db.backends.utils import CursorWrapper
 
 from ..guards import Guard, registry
 from ..process import LogOnce
@@ -332,11 +333,14 @@ def _reason(cause: Cause, site: str) -> str:
 
 
 def _site() -> str:
-    """Return the file and line that sent the statement: the innermost frame outside of Django and this package."""
+    """Return the file and line that sent the statement: by the innermost frame that is no library's."""
     frame = outermost = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module.partition(".")[0] not in ("django", "bloomguard", "contextlib", "functools", "asgiref"):
+        is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
+        # A package's method of the cursor, such as django-cachalot's, only passes the statement on.
+        cursor, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
+        if not (is_library or (isinstance(cursor, CursorWrapper) and isinstance(sql, (str, bytes)))):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         outermost, frame = frame, frame.f_back  # type: ignore[assignment]
     return f"{outermost.f_code.co_filename}:{outermost.f_lineno}"

@@ -19,6 +19,7 @@ from django.db import (
     transaction,
 )
 from django.db.backends.postgresql.psycopg_any import sql as composing
+from django.db.backends.utils import CursorWrapper
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 
@@ -36,6 +37,7 @@ from tests.support.guarding import registered
 from tests.support.mariadb import MYSQL
 from tests.support.orm_writes import atomic, autocommit, sent, without_autocommit
 
+from . import sending
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
@@ -288,6 +290,20 @@ def test_one_warning_a_call_site(built, caplog):
     assert "shop_product" in warning
     assert "rebuild_filter" in warning
     assert not {"private", "50", "VALUES"} & set(f"{warning} {error}".replace("'", " ").split())
+
+
+def test_a_warning_names_no_package_that_only_passes_the_statement_on(built, caplog, monkeypatch):
+    """Several packages replace a method of the cursor: the place would be the same for all statements."""
+    original = CursorWrapper.execute
+    package = "def execute(cursor, sql, *args):\n    return original(cursor, sql, *args)"
+    code = {"original": original, "__name__": "package"}
+    exec(compile(package, "package.py", "exec"), code)
+    monkeypatch.setattr(CursorWrapper, "execute", code["execute"])
+
+    execute(INSERT, [50, "x"])
+
+    assert "package.py" not in caplog.text
+    assert f"{os.path.basename(sending.__file__)}:" in caplog.text
 
 
 def test_an_error_stays_one(built):
