@@ -303,7 +303,7 @@ def table_of(guard: Guard) -> StateTable:
 
 def locks_out(table: StateTable, using: str) -> bool:
     """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
-    return connections[using].vendor == "sqlite" and table.holds(using)
+    return connections[using].vendor == "sqlite" and table.is_in_file_of(using)
 
 
 #: SQL: does a statement of the open transaction see the state rows as they are committed by now?
