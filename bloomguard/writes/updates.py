@@ -77,7 +77,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
 
 
 def _unknown(tracked: TrackedTable, result: Any = None) -> None:
-    """Return ``None``: the UPDATE was sent unchanged, so the rows that it changed are not known."""
+    """Return ``None``: the UPDATE of an idle guard was sent unchanged, so the rows that it changed are not known."""
 
 
 def _touched(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
@@ -156,21 +156,23 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     returned = _fields_to_return(tables, before)
     table = compiler.query.model._meta.db_table
     is_known = is_known or makes_djangos_sql(compiler, (sql, parameters), text_only=True)
-    if returned and is_known and may_return(connection, table, returned, "update"):
-        try:
-            changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
-        except OperationalError as error:
-            if "RETURNING is not available" not in str(error):
-                raise
-            # A virtual table of SQLite, which has refused the statement as a whole: it is sent unchanged.
-        else:
-            if changed > discards.MOST_ROWS:
-                fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-            elif changed:
-                add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-            return changed
-    changed = run(_execute, compiler, sql, parameters)
-    add_all(tables, using, _unknown)
+    if not (returned and is_known and may_return(connection, table, returned, "update")):
+        changed = run(_execute, compiler, sql, parameters)
+        add_all(tables, using, lambda tracked: None)
+        return changed
+    try:
+        changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
+    except OperationalError as error:
+        if "RETURNING is not available" not in str(error):
+            raise
+        # A virtual table of SQLite, which has refused the statement as a whole: it is sent unchanged.
+        changed = run(_execute, compiler, sql, parameters)
+        add_all(tables, using, lambda tracked: None)
+        return changed
+    if changed > discards.MOST_ROWS:
+        fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
+    elif changed:
+        add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
     return changed
 
 
