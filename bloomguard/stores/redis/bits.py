@@ -160,8 +160,8 @@ class Bits(ShardCommands):
             for reply in replies:
                 self.check_tags(shard, reply)
 
-        parts = [positions[start : start + _BITS] for start in range(0, len(positions), _BITS)]
-        return Part([self.command(shard, _SET, part) for part in parts], check)
+        starts = range(0, len(positions), _BITS)
+        return Part([self.command(shard, _SET, positions[start : start + _BITS]) for start in starts], check)
 
     def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:
         """Transfer the bits of the draft and OR them into the shards, where other processes have set bits meanwhile.

@@ -109,7 +109,10 @@ class RedisGeneration(Generation):
         return [self._kind.many_adds(shard, low, high, once) for shard, low, high in self.layout.locate_many(keys)]
 
     def _change(self, parts: Sequence[Part]) -> None:
-        if parts:
+        if len(parts) == 1:  # nearly always
+            commands, check = parts[0]
+            check(self._store.write(commands, self.identity))
+        elif parts:
             _read(parts, self._store.write(_commands(parts), self.identity))
 
     def discard(self, keys: Iterable[bytes]) -> None:
