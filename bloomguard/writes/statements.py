@@ -62,19 +62,6 @@ def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
         setattr(owner, kept, execute)
 
 
-def concerned(compiler: Any) -> Sequence[TrackedTable]:
-    """Return the guarded tables that the statement of ``compiler`` writes: mostly none, for one dictionary lookup."""
-    model = compiler.query.model
-    tables: Sequence[TrackedTable] | None = registry.plans.tracked.get(model)
-    if tables is None or states.table.copy is not unknown_guards.followed:
-        tables = tracked_tables(model)
-    if not tables:
-        return tables
-    if compiler.using is None:  # made by `get_compiler(connection=...)`
-        compiler.using = compiler.connection.alias
-    return _followed(tables, compiler) if registry.plans.named else tables
-
-
 def _followed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
     """Return ``tables`` as the state rows are now, if one is of a guard that this process did not have.
 
@@ -92,9 +79,15 @@ def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
 
     def hooked(execute: Execute) -> Execute:
         def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if tables := concerned(self):
-                return send(execute, self, tables, *args, **kwargs)
-            return execute(self, *args, **kwargs)
+            model = self.query.model
+            tables = registry.plans.tracked.get(model)  # mostly none, for this lookup
+            if tables is None or states.table.copy is not unknown_guards.followed:
+                tables = tracked_tables(model)
+            if not tables:
+                return execute(self, *args, **kwargs)
+            if self.using is None:  # made by `get_compiler(connection=...)`
+                self.using = self.connection.alias
+            return send(execute, self, _followed(tables, self) if registry.plans.named else tables, *args, **kwargs)
 
         return execute_sql
 
