@@ -74,14 +74,23 @@ def register_guards() -> None:
 
 @contextmanager
 def at(alias: str) -> Iterator[None]:
-    """Work on one of the databases."""
-    from tests.support import database
-
-    database.current = alias
+    """Work on one of the databases, which then has the state rows, too."""
+    _use(alias)
     try:
         yield
     finally:
-        database.current = "default"
+        _use("default")
+
+
+def _use(alias: str) -> None:
+    from django.db import router
+
+    from bloomguard.state import table as state
+    from tests.support import database
+
+    database.current = alias
+    router.routers = list(router.routers)  # so that bloomguard asks again which database has its state rows
+    state.table.forget()
 
 
 def fill(alias: str) -> None:

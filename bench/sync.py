@@ -116,11 +116,12 @@ class Site:
     """The tables and guards of one database."""
 
     def __init__(self, alias: str) -> None:
-        from django.db import connections, models
+        from django.db import connections, models, router
 
         from tests.support import database
 
         database.current = alias
+        router.routers = list(router.routers)  # so that bloomguard asks again which database has its state rows
         self.alias = alias
         self.connection: Any = connections[alias]
         self._migrate()
