@@ -83,13 +83,13 @@ def failure(guard: Guard, error: Exception) -> RebuildError:
     if isinstance(error, RebuildError):
         return error
     what = str(error).removeprefix(f"{guard.name}: ") if isinstance(error, EXPECTED) else repr(error)
-    why = _missing_table(guard) if isinstance(error, Error) else ""
+    why = missing_table(guard) if isinstance(error, Error) else ""
     failed = RebuildError(f"{guard.name}: {why or what}")
     failed.__cause__ = error
     return failed
 
 
-def _missing_table(guard: Guard) -> str:
+def missing_table(guard: Guard) -> str:
     """Return that the table of ``guard`` does not exist, and the cure; empty if it does, or if nobody can tell."""
     meta = guard.model._meta
     if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema

@@ -32,7 +32,7 @@ from ..stores import Generation, Store
 from . import refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
 from .pages import fill
-from .plan import Plan, Report, failure, growth_baseline, plan_layout
+from .plan import Plan, Report, failure, growth_baseline, missing_table, plan_layout
 from .proof import Proof
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
@@ -293,10 +293,10 @@ class Rebuild:
         return {"tables": "\n".join(sorted(meta.tables)), "definition": meta.definition_hash}
 
     def _source(self) -> str:
-        found = self.guard._meta.place.source(self.sources.aliases[0])
-        if found is None:
-            raise RebuildError(f"{self.guard.name}: cannot find out which schema its table is in; see the log")
-        return found
+        if (found := self.guard._meta.place.source(self.sources.aliases[0])) is not None:
+            return found
+        why = missing_table(self.guard) or "cannot find out which schema its table is in; see the log"
+        raise RebuildError(f"{self.guard.name}: {why}")
 
     def _replacing(self, seen: State) -> dict[str, Any]:
         if seen.active and (seen.status != FENCED or seen.active != self._replaced):

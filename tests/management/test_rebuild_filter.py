@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import OperationalError, connection, models
+from django.db import OperationalError, connection, connections, models
 from django.test.utils import isolate_apps
 
 from bloomguard import management
@@ -23,6 +23,7 @@ from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from tests.shop.models import Article, Order, Place, Product
+from tests.support import database
 from tests.support.guarding import registered
 
 pytestmark = [
@@ -189,6 +190,19 @@ def test_a_table_that_is_not_there(managed):
         for options in ([], ["--dry-run"], ["--if-needed"]):
             with pytest.raises(CommandError, match=rf"^unmade: the database '\w+' has no table shop_unmade{cure}"):
                 run("unmade", *options)
+
+
+def test_a_table_that_a_newer_release_has_renamed(each_database):
+    """The old release still runs, perhaps from cron: it is told the cause, also where it has a filter of the table."""
+    run("article")
+    with connections[database.current].schema_editor() as editor:
+        editor.alter_db_table(Article, "shop_article", "shop_renamed")
+    try:
+        with pytest.raises(CommandError, match=r"^article: the database '\w+' has no table shop_article yet"):
+            run("article")
+    finally:
+        with connections[database.current].schema_editor() as editor:
+            editor.alter_db_table(Article, "shop_renamed", "shop_article")
 
 
 def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
