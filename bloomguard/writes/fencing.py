@@ -250,7 +250,8 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
     set_at: dict[StateTable, float] = {}
     committed: list[PendingFence] = []
     try:
-        for guard, reason in reasons.items():
+        # An unknown guard has the row of the guard of its name, which needs no second fence, nor a wait for the first.
+        for guard, reason in {(table_of(guard), guard.name): (guard, why) for guard, why in reasons.items()}.values():
             table = table_of(guard)
             with writing(guard, using, sent=True):
                 if needs_no_add(guard, using):

@@ -262,7 +262,9 @@ def _fencing(
         try:
             yield written
         finally:
-            _fence_late(written, connection, committed=True)
+            # In an atomic block PostgreSQL lets no single statement commit, not even a CALL.
+            stays = connection.vendor == "postgresql" and bool(reading.head) and rolls_back_if_marked(connection)
+            _fence_late(written, connection, committed=not stays)
     else:
         with _wrapped(written, reading, connection, many=many):
             yield written

@@ -3,7 +3,7 @@
 Such a transaction must change nothing: neither whether the statement works, nor which of its rows stay after an error,
 nor what a later COMMIT or ROLLBACK of the project's ends. So it is for single statements that begin with a word of
 :data:`_STAYS_IN` alone. Every other text is sent apart, as it would be without bloomguard, and the guards are fenced
-before it and after it.
+before it and after it. So nobody waits for the lock of a definition while its fence is waited for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
     vendor = connection.vendor
     stays_in = reading.head in _STAYS_IN.get(vendor, _WRITES)
     if rolls_back_if_marked(connection):  # nothing is put around it
-        return not stays_in if vendor == "mysql" else not reading.head and vendor != "sqlite"
+        return not stays_in and vendor != "sqlite"
     if not stays_in or reading.freezes:
         return True
     if reading.returns and vendor == "sqlite":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 from django.apps import apps
 from django.db import connections, models
@@ -14,7 +16,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import unknown_guards
+from bloomguard.writes import fencing, unknown_guards
 from tests.shop.models import Article, Bundle, Product
 from tests.support import database
 from tests.support.guarding import registered
@@ -156,6 +158,23 @@ def test_an_update_of_a_column_that_only_the_other_version_watches(each_database
 
     assert GuardState.objects.get(name="thing").status == FENCED
     assert guard.verdict("old") is Verdict.UNKNOWN
+
+
+def test_the_tables_of_one_guard_of_another_version_wait_together(each_database, fresh, clock):
+    """A migration that renames a table names it as the filter has it, and as the new version has it."""
+    with ExitStack() as former:
+        for name in ("one", "two", "three"):
+            Rebuild(former.enter_context(registered(Bundle, name=name, lookup="name")), sleep=clock.sleep).run()
+    state.table.forget()
+    state.table.renew()
+    unknown_guards.follow()
+    found = [guard for _, guard in unknown_guards.unknown_guards(registry.plans)]
+    began = clock.now
+    fencing.fence(dict.fromkeys(found, "it was renamed"), database.current)
+
+    assert sorted(guard.name for guard in found) == ["one", "one", "three", "three", "two", "two"]
+    assert clock.now - began < 3 * LEASE
+    assert {row.status for row in GuardState.objects.all()} == {FENCED}
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ are :data:`ANYTHING`. When in doubt a guard is fenced: that costs a rebuild, whi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from .tokens import ANEW, MARK, NAME, TEXT, UNKNOWN, WORD, Token, Tokens, bare, routine, tokens
@@ -16,6 +17,7 @@ from .words import (
     BEFORE_TABLE,
     EXTENSIONS,
     KEEPING,
+    KEEPING_COLUMN,
     KINDS,
     LEADING,
     NEVER_FUNCTIONS,
@@ -290,6 +292,8 @@ class Statement(Tokens):
         """Read one action of an ALTER TABLE."""
         first = action[0].value if action[0].kind == WORD else ""
         names = [bare(token.value) for token in action if token.kind != MARK]
+        if first == "alter" and not KEEPING_COLUMN.isdisjoint(pairwise(names[2:5])):
+            return
         if first in ("add", "alter", "change", "modify"):
             columns = self._altered(action)
             self.add("alter", [table], columns)

@@ -23,13 +23,15 @@ from django.db.backends.utils import CursorWrapper
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 
+from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.transactions import locks_table
 from bloomguard.verdicts import Verdict
-from bloomguard.writes import consequences, raw, tables
+from bloomguard.writes import consequences, fencing, raw, tables
 from bloomguard.writes.sql import reader
 from tests.shop.models import Article, Bundle, Order, Product
 from tests.support import database
@@ -156,6 +158,46 @@ def test_nobody_sees_the_row_before_the_fence(seen_at_the_fence):
     assert seen_at_the_fence
     assert not any(seen_at_the_fence)
     assert Product.objects.filter(pk=7).exists()
+
+
+@on_postgresql
+def test_nobody_waits_for_the_lock_of_a_definition_while_its_fence_is_waited_for(built, clock, monkeypatch):
+    """A migration locks the table until its COMMIT, also for readers."""
+    locked, sleep = [], state.table.sleep
+
+    def watched(seconds):
+        locked.append(locks_table(connections[database.current], "shop_article"))
+        sleep(seconds)
+
+    monkeypatch.setattr(state.table, "sleep", watched)
+    with transaction.atomic(using=database.current):
+        execute("ALTER TABLE shop_article RENAME COLUMN slug TO title")
+        assert locks_table(connections[database.current], "shop_article")
+        transaction.set_rollback(True, using=database.current)
+
+    assert locked == [False]
+    assert status("article") == FENCED
+
+
+@on_postgresql
+def test_a_definition_whose_second_fence_fails_is_not_committed(built, monkeypatch):
+    """A build may begin between the fence before it and the one after it."""
+    fence, fenced = fencing.fence, []
+
+    def once(reasons, using):
+        if fenced:
+            raise StoreError("the state rows cannot be changed")
+        fenced.extend(fence(reasons, using))
+        return fenced
+
+    monkeypatch.setattr(fencing, "fence", once)
+    with transaction.atomic(using=database.current):
+        with pytest.raises(StoreError):
+            execute("ALTER TABLE shop_article RENAME COLUMN slug TO title")
+        assert connections[database.current].needs_rollback
+
+    assert fenced
+    assert Article.objects.filter(slug="old").exists()
 
 
 def each():

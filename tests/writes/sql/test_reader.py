@@ -86,6 +86,8 @@ WRITES = [
     "ALTER TABLE shop_product RENAME key TO slug",
     "ALTER TABLE shop_product RENAME index TO slug",
     "ALTER TABLE shop_product ALTER slug TYPE text, ALTER id SET DEFAULT 1",
+    "ALTER TABLE shop_product ALTER slug SET NOT NULL, ALTER slug SET DATA TYPE text",
+    'ALTER TABLE shop_product ALTER COLUMN slug TYPE text USING "drop"',
     "UPDATE shop_product FOR PORTION OF p FROM 1 TO 2 SET note = 1",
     "DELETE FROM shop_product FOR PORTION OF p FROM 1 TO 2",
     "MERGE INTO ONLY shop_product USING other ON true WHEN NOT MATCHED THEN INSERT DEFAULT VALUES",
@@ -94,7 +96,6 @@ WRITES = [
 ]
 #: What need not write a key, but is rare enough to be taken for a statement that does.
 WIDE = [
-    "ALTER TABLE shop_product ALTER COLUMN slug SET NOT NULL",
     "ALTER TABLE shop_product RENAME CONSTRAINT a TO slug",
     "ALTER TABLE shop_product SET (fillfactor = 70)",
     "ALTER TABLE other NO INHERIT shop_product",
@@ -135,6 +136,9 @@ HARMLESS = [
     "ALTER TABLE shop_product ADD COLUMN name text",
     "ALTER TABLE shop_product ADD CONSTRAINT u UNIQUE (slug)",
     "ALTER TABLE shop_product ALTER COLUMN slugs TYPE text",
+    "ALTER TABLE shop_product ALTER COLUMN slug SET NOT NULL",
+    "ALTER TABLE shop_product ALTER slug DROP NOT NULL, ALTER id SET DEFAULT 1",
+    'ALTER TABLE "shop_product" ALTER COLUMN "slug" DROP DEFAULT',
     "ALTER TABLE shop_product RENAME TO gone",
     "CREATE INDEX i ON shop_product (slug)",
     'CREATE TABLE "shop_product" ("id" integer NOT NULL PRIMARY KEY, "slug" text)',
