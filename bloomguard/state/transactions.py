@@ -28,10 +28,14 @@ def has_begun(connection: Any) -> bool:
 
 
 def has_own_transaction(connection: Any) -> bool:
-    """Return whether a transaction is open outside ``atomic``: by ``set_autocommit(False)`` or a BEGIN statement."""
+    """Return whether a transaction is open outside ``atomic``: by ``set_autocommit(False)`` or a BEGIN statement.
+
+    Or by ``SET autocommit = 0`` on MySQL and MariaDB, as the next statement begins one; the driver knows that.
+    """
     if connection.connection is None or connection.in_atomic_block:
         return False
-    return not connection.get_autocommit() or bool(_reported(connection))
+    autocommit = getattr(connection.connection, "get_autocommit", connection.get_autocommit)
+    return not (connection.get_autocommit() and autocommit()) or bool(_reported(connection))
 
 
 def rolls_back_if_marked(connection: Any) -> bool:

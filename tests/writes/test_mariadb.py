@@ -455,17 +455,26 @@ def test_a_login_that_may_only_insert(built, mariadb, write):
     assert status("product") == FENCED
 
 
-def test_a_begin_by_hand_is_noticed(built, clock):
-    """A write joins it, and a ROLLBACK takes it back."""
-    execute("BEGIN")
-    Article.objects.create(slug="new")
-    execute("ROLLBACK")
+@pytest.mark.parametrize("begin", ["BEGIN", "START TRANSACTION", "SET autocommit = 0"])
+def test_a_begin_by_hand_is_noticed(built, mariadb, begin):
+    """A write joins it, and a ROLLBACK takes it back. Without autocommit, the write itself begins the transaction."""
+    with closing(mariadb):  # so the next test has another session
+        execute(begin)
+        Article.objects.create(slug="new")
+        execute("ROLLBACK")
 
-    assert not Article.objects.filter(slug="new").exists()
+        assert not Article.objects.filter(slug="new").exists()
 
-    execute("START TRANSACTION")
-    Article.objects.create(slug="new")
-    execute("COMMIT")
+        execute(begin)
+        execute("INSERT INTO shop_product (id, name) VALUES (7, '')")
+        execute("ROLLBACK")
+
+        assert not Product.objects.filter(pk=7).exists()
+
+        execute(begin)
+        Article.objects.create(slug="new")
+        execute("COMMIT")
+        execute("ROLLBACK")
 
     assert Article.objects.filter(slug="new").exists()
     assert registry["article"].verdict("new") is Verdict.MAYBE
