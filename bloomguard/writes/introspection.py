@@ -153,7 +153,7 @@ _FOREIGN_KEYS = """
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
     FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
-    WHERE k.contype = 'f' AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd'))"""
+    WHERE k.contype = 'f'"""
 #: The last column says whether ``row.function`` calls it.
 _FUNCTIONS = f"""
     SELECT p.proname, l.lanname, p.provolatile::text, p.prosrc,
@@ -166,13 +166,14 @@ _FUNCTIONS = f"""
         SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
         WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.refclassid = 'pg_extension'::regclass
         AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in sorted(EXTENSIONS))}))"""  # noqa: S608
-#: Tables whose defaults and constraints call user-defined functions.
+#: Tables whose defaults, constraints and conditions of triggers call user-defined functions.
 _CALLING = f"""
     SELECT c.relname, p.proname FROM pg_depend d
     JOIN pg_proc p ON p.oid = d.refobjid JOIN pg_namespace n ON n.oid = p.pronamespace
     LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
     LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
-    JOIN pg_class c ON c.oid IN (a.adrelid, k.conrelid)
+    LEFT JOIN pg_trigger t ON d.classid = 'pg_trigger'::regclass AND d.objid = t.oid AND t.tgfoid <> p.oid
+    JOIN pg_class c ON c.oid IN (a.adrelid, k.conrelid, t.tgrelid)
     WHERE d.refclassid = 'pg_proc'::regclass AND n.nspname {_OWN}"""  # noqa: S608
 _ACTIONS = {"c": "CASCADE", "n": "SET NULL", "d": "SET DEFAULT"}
 _EVENTS = {"2": "update", "3": "insert", "4": "delete"}
@@ -198,18 +199,20 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         parents.setdefault(bare(child), set()).add(bare(parent))
         if kind == "p":  # the partition key routes rows, and moves them when it changes
             catalogue.add(parent, ROW, Effect("insert", bare(child)))
-        catalogue.add(parent, WRITES | {"alter"}, Effect("", bare(child)))
+        catalogue.add(parent, WRITES | {"alter", "truncate"}, Effect("", bare(child)))
     for table, kind, function, name in fetch(_TRIGGERS):
         verbs = frozenset(
-            verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "delete")) if kind & bit
+            verb for bit, verb in ((4, "insert"), (8, "delete"), (16, "update"), (32, "truncate")) if kind & bit
         )
         effects = catalogue.functions.get(function.lower(), frozenset())
         catalogue.add_trigger(table, verbs, effects, f"the trigger {name!r}", rewrites=kind & 3 == 3)
     for parent, child, deleted, updated, columns, referenced in fetch(_FOREIGN_KEYS):
         add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
+        truncated, because = Effect("truncate", bare(child)), f"a foreign key of {child!r}"  # by CASCADE
+        catalogue.add(parent, frozenset({"truncate"}), truncated, because=because, is_active=True)
     for table, function in fetch(_CALLING):
         catalogue.add(
-            table, ROW, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
+            table, WRITES, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
         )
     _inherit_rewriting(catalogue, parents)
 

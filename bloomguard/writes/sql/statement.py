@@ -34,6 +34,7 @@ class Effect(NamedTuple):
     """One effect of a statement on a table, whose ``name`` is :func:`bare`, or of a function.
 
     - ``insert``: ``name`` has new rows, or names another table now. ``delete``: rows are deleted.
+    - ``truncate``: all rows are, and those of the tables that refer to it; no other trigger fires.
     - ``update``: rows change in ``columns``, ``None`` for any. ``alter``: the same by an ALTER TABLE, without triggers.
     - ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``.
     - ``call``: a function is called. ``run``: a procedure. ``known``: a function that is known to write nothing, unless
@@ -209,7 +210,7 @@ class Statement(Tokens):
         if word == "copy":
             self._copy(at)
         elif word == "truncate":
-            self.add("delete", self.names(at + 1)[0])
+            self.add("truncate", self.names(at + 1)[0])
         elif word == "merge" and self.word(at + 1) != "into":
             self.effects.add(ANYTHING)
         elif word in ("exec", "execute", "import"):

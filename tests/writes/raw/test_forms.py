@@ -46,6 +46,22 @@ POSTGRESQL = {
         f"CREATE FUNCTION raw_field(r anyelement) RETURNS integer LANGUAGE sql AS $$ {NEW} RETURNING 1 $$",
         "DELETE FROM raw_row WHERE (raw_row).raw_field = 1",
     ],
+    "TRUNCATE CASCADE": [
+        "CREATE TABLE raw_ids (id integer PRIMARY KEY)",
+        "CREATE TABLE raw_row (id integer REFERENCES raw_ids)",
+        f"CREATE FUNCTION raw_make() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {NEW}; RETURN NULL; END $$",
+        "CREATE TRIGGER raw_empties AFTER TRUNCATE ON raw_row EXECUTE FUNCTION raw_make()",
+        "TRUNCATE raw_ids CASCADE",
+    ],
+    "WHEN of a trigger": [
+        FUNCTION,
+        "CREATE TABLE raw_ids (id integer)",
+        "INSERT INTO raw_ids VALUES (1)",
+        "CREATE FUNCTION raw_field() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN OLD; END $$",
+        "CREATE TRIGGER raw_asks BEFORE DELETE ON raw_ids FOR EACH ROW WHEN (raw_make() = 1) "
+        "EXECUTE FUNCTION raw_field()",
+        "DELETE FROM raw_ids",
+    ],
     "a column of that name": [
         FUNCTION.replace("raw_make", "key"),
         "ALTER TABLE shop_product ADD key integer DEFAULT key()",
@@ -69,12 +85,12 @@ def test_a_form_of_postgresql_that_writes_fences(built, statements):
     try:
         for sql in statements:
             execute(sql)
+        assert status("article") == FENCED
     finally:
         for sql in UNDO["postgresql"]:
             execute(sql)
 
     assert Article.objects.filter(slug="new").exists()
-    assert status("article") == FENCED
 
 
 @on_postgresql
