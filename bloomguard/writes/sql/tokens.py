@@ -135,13 +135,15 @@ def _stored(name: str, vendor: str) -> str:
 
 def _after_comment(sql: str, position: int, vendor: str) -> int:
     """Return the end of a comment that has begun before ``position``; PostgreSQL's can be nested."""
-    if vendor == "mysql" and sql[position : position + 1] in ("!", "M", "+"):
+    if vendor == "mysql" and sql[position : position + 1] in ("!", "M"):
         raise Unclear  # MySQL executes it
-    depth = 1
+    begin, depth = position, 1
     for mark in re.compile(r"/\*|\*/").finditer(sql, position):
         if mark[0] == "*/":
             depth -= 1
             if not depth:
+                if vendor == "mysql" and sql[begin] == "+" and re.search("['\"`]", sql[begin : mark.end()]):
+                    raise Unclear  # MySQL may read on to the end of a literal in its hints
                 return mark.end()
         elif vendor == "postgresql":
             depth += 1
