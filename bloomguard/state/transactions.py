@@ -34,8 +34,10 @@ def has_own_transaction(connection: Any) -> bool:
     """
     if connection.connection is None or connection.in_atomic_block:
         return False
-    autocommit = getattr(connection.connection, "get_autocommit", connection.get_autocommit)
-    return not (connection.get_autocommit() and autocommit()) or bool(_reported(connection))
+    if not connection.get_autocommit():
+        return True
+    is_on = getattr(connection.connection, "get_autocommit", None)
+    return (is_on is not None and not is_on()) or bool(_reported(connection))
 
 
 def rolls_back_if_marked(connection: Any) -> bool:

@@ -211,9 +211,8 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         truncated, because = Effect("truncate", bare(child)), f"a foreign key of {child!r}"  # by CASCADE
         catalogue.add(parent, frozenset({"truncate"}), truncated, because=because, is_active=True)
     for table, function in fetch(_CALLING):
-        catalogue.add(
-            table, WRITES, Effect("call", function.lower()), because=f"the function {function!r}", is_active=True
-        )
+        called, because = Effect("call", function.lower()), f"the function {function!r}"
+        catalogue.add(table, WRITES | {"truncate"}, called, because=because, is_active=True)
     _inherit_rewriting(catalogue, parents)
 
 
