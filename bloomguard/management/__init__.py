@@ -8,7 +8,7 @@ import sys
 import threading
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -45,11 +45,13 @@ class _Command(BaseCommand):
 class GuardsCommand(_Command):
     """A command on all guards, or the named ones; subclasses implement :meth:`run`, for the ``purpose`` in words.
 
-    The errors in :data:`EXPECTED` are shown without a traceback, Ctrl-C with the text ``interrupted``.
+    The errors in :data:`EXPECTED` are shown without a traceback, Ctrl-C with the text ``interrupted``. In
+    ``call_command()``, signals do what they do in the program that calls it.
     """
 
     purpose = ""
     interrupted = "interrupted"
+    _called_from_command_line: bool  # set by Django
 
     def add_arguments(self, parser: CommandParser) -> None:
         # Without a default, argparse lists it among the arguments that are missing.
@@ -62,7 +64,7 @@ class GuardsCommand(_Command):
         self._is_quiet = not options["verbosity"]
         self._is_verbose = not (self._is_quiet or options["json"])
         try:
-            with _stopped_as_by_ctrl_c():
+            with _stopped_as_by_ctrl_c() if self._called_from_command_line else nullcontext():
                 guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
                 if not guards:
                     raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
@@ -70,6 +72,8 @@ class GuardsCommand(_Command):
         except EXPECTED as error:
             raise CommandError(str(error)) from error
         except KeyboardInterrupt:
+            if not self._called_from_command_line:
+                raise  # a loop that logs errors, and goes on, could not be stopped
             raise CommandError(self.interrupted, returncode=130) from None
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:

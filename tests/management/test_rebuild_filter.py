@@ -304,7 +304,7 @@ def test_a_database_that_fails_stops_no_other_guard(monkeypatch):
     assert states.table.current("product").status == ARMED
 
 
-def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch):
+def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch, from_the_command_line):
     """A container that is stopped leaves no generation behind, to which all writers would add."""
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(Rebuild, "complete", lambda self: signal.raise_signal(signal.SIGTERM))
@@ -317,7 +317,23 @@ def test_sigterm_cleans_up_as_ctrl_c_does(monkeypatch):
     assert stores["default"].names("product") == []
 
 
-def test_ctrl_c_ends_with_130():
+def test_another_program_that_calls_the_command_keeps_its_own_signals(monkeypatch):
+    """A worker of a task queue or a pool is stopped by SIGTERM, and a loop that logs errors by Ctrl-C."""
+    handlers = []
+
+    def interrupted(self):
+        handlers.append(signal.getsignal(signal.SIGTERM))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Rebuild, "complete", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("product")
+
+    assert handlers == [signal.getsignal(signal.SIGTERM)]
+    assert stores["default"].names("product") == []
+
+
+def test_ctrl_c_ends_with_130(from_the_command_line):
     """Interrupted, the command says which guards it has rebuilt before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rebuild, "complete", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -60,7 +60,7 @@ def test_shadow_lasts_until_enforce(armed, clock):
     assert registry["order"]._runtime.is_shadow
 
 
-def test_ctrl_c_says_which_guards_were_switched(armed, monkeypatch):
+def test_ctrl_c_says_which_guards_were_switched(armed, monkeypatch, from_the_command_line):
     """Interrupted, the command ends with 130, and names the guards of before."""
     current = state.table.current
 

@@ -44,9 +44,10 @@ class Command(GuardsCommand):
                 self.write(f"{guard.name}: {outcome}")
         except (*EXPECTED, KeyboardInterrupt) as error:
             switched = ", ".join(each["name"] for each in done) or "none"
-            is_interrupted = isinstance(error, KeyboardInterrupt)
-            problem, code = (self.interrupted, 130) if is_interrupted else (error, 1)
-            raise CommandError(f"{problem} (switched before: {switched})", returncode=code) from error
+            if isinstance(error, KeyboardInterrupt):
+                self.interrupted = f"interrupted (switched before: {switched})"
+                raise
+            raise CommandError(f"{error} (switched before: {switched})") from error
         if options["json"]:
             self.stdout.write(json.dumps({"guards": done}))
 
