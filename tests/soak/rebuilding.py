@@ -165,6 +165,7 @@ def start() -> None:
 def look() -> dict[str, Any]:
     """What answers now, whether it does, and how many of all acknowledged rows it denies."""
     from bloomguard.guards import registry
+    from bloomguard.models import GuardState
     from bloomguard.state import table as state
     from bloomguard.state.row import ARMED
     from bloomguard.verdicts import Verdict
@@ -176,6 +177,7 @@ def look() -> dict[str, Any]:
     return {
         "active": row.active,
         "armed": row.status == ARMED,
+        "reason": GuardState.objects.get(name="product").reason or row.status,
         "answers": any(guard.verdict(ABSENT_FROM + number) is Verdict.ABSENT for number in range(9)),
         "denied": sum(journal[pk] for pk in denied),  # unless it was deleted since
     }
@@ -192,15 +194,24 @@ def kill_and_build(step: str, after: bool, before: dict[str, Any], lease: float)
     same = (now["active"] != before["active"]) if published else (now["active"] == before["active"])
     _, built = os.waitpid(fork(build), 0)
     then = result_of(look)
-    fine = os.WIFSIGNALED(status) and now["armed"] and now["answers"] and same
-    fine = fine and built == 0 and then["armed"] and then["answers"] and then["active"] != now["active"]
-    denied = now["denied"] + then["denied"]
-    return {"fine": fine, "busy": not fine and shared.get(0, "late") > lease / 4, "denied": denied, "then": then}
+    wrong = {
+        "the builder was not killed": not os.WIFSIGNALED(status),
+        f"after the kill: {now['reason']}": not now["armed"],
+        "nothing answered after the kill": not now["answers"],
+        "another filter answered after the kill": not same,
+        f"the next build failed: {then['reason']}": built != 0,
+        f"after the next build: {then['reason']}": not then["armed"],
+        "nothing answered after the next build": not then["answers"],
+        "the next build published nothing": then["active"] == now["active"],
+    }
+    harm = [what for what, is_so in wrong.items() if is_so]
+    is_busy = bool(harm) and shared.get(0, "late") > lease / 4
+    return {"harm": harm, "busy": is_busy, "denied": now["denied"] + then["denied"], "then": then}
 
 
 def rounds(first: int, number: int, lease: float) -> dict[str, Any]:
-    """``harmed`` counts the kills after which what had answered before did not, ``denied`` rows that were lost."""
-    found: dict[str, Any] = {"rounds": 0, "harmed": 0, "busy": 0, "denied": 0, "steps": []}
+    """``harmed`` tells after which kills something did not answer as before, ``denied`` counts rows that were lost."""
+    found: dict[str, Any] = {"rounds": 0, "harmed": {}, "busy": 0, "denied": 0, "steps": []}
     before = result_of(look)
     while found["rounds"] < number and found["busy"] < 2 * number:
         each = first + found["rounds"]
@@ -215,9 +226,10 @@ def rounds(first: int, number: int, lease: float) -> dict[str, Any]:
                 before = result_of(look)
                 found["busy"] += not before["armed"]
             continue
-        found["harmed"] += not came["fine"]
         found["rounds"] += 1
-        found["steps"].append(f"{'after' if after else 'before'} {step}")
+        found["steps"].append(name := f"{'after' if after else 'before'} {step}")
+        if came["harm"]:
+            found["harmed"][name] = came["harm"]
     return found
 
 

@@ -32,7 +32,7 @@ def rebuild(request, start) -> Iterator[Callable[..., dict[str, Any]]]:
 
 def hold(found: dict[str, Any], rounds: int) -> None:
     assert found["rounds"] == rounds
-    assert found["harmed"] == 0
+    assert found["harmed"] == {}
     assert (found["lost"], found["denied"]) == (0, 0)
     assert found["straddled"] > 0
     assert found["ended_early"] == 0
