@@ -33,6 +33,7 @@ MAYBE = Decision(Verdict.MAYBE, "maybe")
 UNKEYABLE = Decision(Verdict.UNKNOWN, "unkeyable")
 COLD = Decision(Verdict.UNKNOWN, "cold")
 FENCED = Decision(Verdict.UNKNOWN, "fenced")
+WRITING = Decision(Verdict.UNKNOWN, "writing")
 LEASE = Decision(Verdict.UNKNOWN, "lease")
 IDENTITY = Decision(Verdict.UNKNOWN, "identity")
 UNREACHABLE = Decision(Verdict.UNKNOWN, "unreachable")
@@ -56,6 +57,7 @@ MEANING = {
     "unkeyable": "it is not a valid value for the lookup's field",
     "cold": "there is no filter yet; run rebuild_filter",
     "fenced": "the guard is disabled, often after an unconfirmed add; run rebuild_filter",
+    "writing": "this process is writing rows whose keys are not in the filter yet",
     "lease": "the state rows cannot be read",
     "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
     "unreachable": "the store does not answer",

@@ -49,7 +49,7 @@ ABSENCES, UNKNOWNS = (
 NAMES = (
     *("absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable"),
     *("untrusted", "error", FALSE_ABSENCE, "shadow", BLOCKED, AVOIDED, FALSE_POSITIVE, WOULD_BLOCK, WOULD_HARM),
-    *(TIMED, MICROSECONDS, "remembered", "ambiguous"),
+    *(TIMED, MICROSECONDS, "remembered", "ambiguous", "writing"),
 )
 
 #: One check in this many is timed.

@@ -23,12 +23,12 @@ from ..verdicts import (
     AMBIGUOUS,
     DISABLED,
     ERROR,
-    FENCED,
     LEASE,
     MAYBE,
     OUT_OF_RANGE,
     SHADOW,
     UNKEYABLE,
+    WRITING,
     Decision,
     Verdict,
 )
@@ -268,7 +268,7 @@ class GuardRuntime:
     def _doubt(self, before: State | None, row: State | None) -> Decision | None:
         """Return the decision that replaces each ABSENT of a check between these two reads of the state row, if any."""
         if unadded.writers and unadded.may_have(self._guard.name):
-            return FENCED
+            return WRITING
         if row is None or (before is not None and before.source != row.source):
             return LEASE
         if self._guard.scope is not None:  # another generation may have given the answer

@@ -68,6 +68,7 @@ def test_the_order_of_the_columns_is_for_good():
         "absent", "out of range", "maybe", "unkeyable", "cold", "fenced", "lease", "identity", "unreachable",
         "untrusted", "error", "false absence", "shadow", "blocked", "query avoided", "false positive",
         "would-be 404", "would-be false 404", "timed", "microseconds", "remembered", "ambiguous",
+        "writing",
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.unadded import unadded
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.verdicts import WRITING, Verdict
 from tests.shop.models import Product
 from tests.support import database
 
@@ -95,6 +95,15 @@ def test_a_row_of_a_batch_is_not_absent(guard, monkeypatch):
     assert len(said) == 2
     assert said[1] is not Verdict.ABSENT
     assert not unadded.may_have("product")
+
+
+def test_a_pass_during_a_write_is_no_fence(guard):
+    """An armed guard that passes for the length of a write gives a reason that no rebuild is said to cure."""
+    writer = threading.Event()
+    unadded.begin(writer, ["product"])
+    assert guard._runtime.decide(8) == async_to_sync(guard._runtime.adecide)(8) == WRITING
+    unadded.end(writer)
+    assert guard.verdict(8) is Verdict.ABSENT
 
 
 @pytest.mark.parametrize("adds", [False, True], ids=["raw", "adding"])
