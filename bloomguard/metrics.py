@@ -27,7 +27,7 @@ from math import ceil
 from .exceptions import BloomGuardError
 from .guards import Guard, registry
 from .guards.counters import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, NAMES, TIMED, UNKNOWNS, counts
-from .process import after_fork, log_once
+from .process import after_fork, log_once, start_thread
 from .state.table import table
 from .stores import Store, stores
 from .stores.pages import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
@@ -183,7 +183,7 @@ class Flusher:
         self._lock = threading.Lock()
         self._started = threading.Lock()  # acquired once, to start the thread
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._finished: threading.Event | None = None  # of the thread
         self._waiting: dict[str, dict[CountRow, Counter[int]]] = {}
         self._flushed: dict[tuple[str, str], int] = {}
 
@@ -193,19 +193,17 @@ class Flusher:
         Raises :class:`RuntimeError` if the process can start none now; a later call tries again.
         """
         if not table.connection.is_temporary and self._started.acquire(blocking=False):
-            thread = threading.Thread(target=self._run, name="bloomguard-metrics", daemon=True)
             try:
-                thread.start()
+                self._finished = start_thread(self._run)
             except RuntimeError:
                 self._started.release()
                 raise
-            self._thread = thread
 
     def stop(self) -> None:
         """Flush once more and end the thread; return within :data:`_PATIENCE` even if a store hangs."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_PATIENCE)
+        if self._finished is not None:
+            self._finished.wait(_PATIENCE)
 
     def _run(self) -> None:
         has_ended = False

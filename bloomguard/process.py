@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import sys
@@ -70,6 +71,24 @@ def _run() -> None:
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork
     os.register_at_fork(after_in_child=_run)
+
+
+def start_thread(run: Callable[[], object]) -> threading.Event:
+    """Run ``run`` in a thread that does not outlive the process; return an event that is set when it has ended.
+
+    Raises :class:`RuntimeError` if no thread can be started. ``Thread.start`` waits for its thread to begin, without a
+    limit, and one that finds no memory dies before.
+    """
+    ended = threading.Event()
+
+    def run_and_tell() -> None:
+        try:
+            run()
+        finally:
+            ended.set()
+
+    _thread.start_new_thread(run_and_tell, ())
+    return ended
 
 
 def is_test_run() -> bool:

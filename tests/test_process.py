@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 from bloomguard import process
@@ -101,3 +104,19 @@ def test_each_message_is_logged_once_for_each_type_of_error(caplog):
     log.forget()
     log.error(ValueError("x"), "guard %s failed", "city")
     assert len(caplog.records) == 4
+
+
+def test_nobody_waits_for_a_thread_that_never_begins(monkeypatch):
+    """Without memory, a new thread dies before its first line; a request, or a write, must not wait for it."""
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, given: 0)
+    monkeypatch.setattr(threading.Thread, "start", None)  # which would wait
+
+    assert not process.start_thread(print).is_set()
+
+
+def test_no_thread_is_started_that_is_waited_for():
+    """But pools at the start of a process and in a rebuild, which no request and no write runs."""
+    starts = re.compile(r"threading\.(?:Thread|Timer)\(")
+    files = Path(process.__file__).parent.rglob("*.py")
+
+    assert [file.name for file in files if starts.search(file.read_text())] == []

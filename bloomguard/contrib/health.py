@@ -8,7 +8,6 @@ a guard that the project lists in ``require`` is not armed.
 
 from __future__ import annotations
 
-import threading
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +17,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views import View
 
 from ..guards import Guard, registry
+from ..process import start_thread
 from ..state.row import ARMED
 from ..verdicts import LEASE, Decision
 
@@ -38,10 +38,8 @@ def state_of(guard: Guard) -> str:
     if _get_running_loop() is None:
         ask()
     else:
-        thread = threading.Thread(target=ask, name="bloomguard-state", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
-            thread.start()
-            thread.join(_LOOP_SECONDS)
+            start_thread(ask).wait(_LOOP_SECONDS)
     answering = answers[0] if answers else LEASE
     return answering.reason if isinstance(answering, Decision) else ARMED
 

@@ -24,7 +24,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DEFAULT_DB_ALIAS
 
 from ..models import GuardState
-from ..process import after_fork, is_test_run, notice_fork, own_lock
+from ..process import after_fork, is_test_run, notice_fork, own_lock, start_thread
 from .identity import NUMBER, SERVER, file_of, identity_of_file
 
 logger = logging.getLogger("bloomguard")
@@ -377,24 +377,24 @@ def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
     if not hasattr(raw, "fileno"):  # SQLite, which has its own time limit
         yield
         return
-    is_cut = threading.Event()
+    is_done, is_cut = threading.Event(), threading.Event()
 
     def cut() -> None:
+        if is_done.wait(seconds):
+            return
         is_cut.set()
         with suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
             link.shutdown(socket.SHUT_RDWR)
 
     with connection.wrap_database_errors:
         number = raw.fileno()
-    timer = threading.Timer(seconds, cut)
-    timer.daemon = True
-    try:  # from here on: a timer that is left behind might cut what has this number by then
+    try:  # from here on: a thread that is left behind might cut what has this number by then
         with suppress(RuntimeError):
-            timer.start()
+            start_thread(cut)
         yield
     except DatabaseError as error:
         if is_cut.is_set():
             raise TimedOut(f"the database of the state rows has not answered for {seconds:g} s") from error
         raise
     finally:
-        timer.cancel()
+        is_done.set()

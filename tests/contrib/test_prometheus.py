@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import threading
 
@@ -11,6 +12,7 @@ from bloomguard.contrib import health
 from bloomguard.guards import registry as guards
 from bloomguard.guards.counters import counts
 from bloomguard.metrics import Flusher
+from bloomguard.process import start_thread
 from bloomguard.state import table as state
 from tests.shop.models import Product
 
@@ -117,6 +119,8 @@ def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
         assert end.wait(60)
         return execute(*args)
 
+    asking = []
+    monkeypatch.setattr(health, "start_thread", lambda run: asking.append(start_thread(run)) or asking[-1])
     monkeypatch.setattr(health, "_LOOP_SECONDS", 60)
     assert asyncio.run(scrape()) == {
         ("bloomguard_guard_armed", guard.name): float(guard.name == "product") for guard in guards
@@ -129,9 +133,7 @@ def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
         assert began.wait(60)
     finally:
         end.set()
-    for thread in threading.enumerate():
-        if thread.name == "bloomguard-state":
-            thread.join(60)
+    assert all(ended.wait(60) for ended in asking)
 
 
 def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkeypatch):
@@ -139,11 +141,11 @@ def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkey
     registry = CollectorRegistry()
     registry.register(StateCollector())
 
-    def refuse(thread):
+    def refuse(run, given):
         raise RuntimeError("can't start new thread")
 
     async def scrape():
-        monkeypatch.setattr(threading.Thread, "start", refuse)
+        monkeypatch.setattr(_thread, "start_new_thread", refuse)
         return exported(registry)
 
     assert asyncio.run(scrape()) == {}

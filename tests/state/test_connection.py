@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import os
 import sqlite3
@@ -187,10 +188,10 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
 def test_a_process_that_can_start_no_thread_sends_its_statements(kept, monkeypatch):
     """As at its end since Python 3.12, when ``atexit`` and threads that are left may save rows; or at a limit."""
 
-    def refuse(thread):
+    def refuse(run, given):
         raise RuntimeError("can't create new thread at interpreter shutdown")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
 
     assert kept.execute("SELECT 1")[0] == [(1,)]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import os
-import threading
 from pathlib import Path
 
 import pytest
@@ -60,10 +60,10 @@ def verdicts(guard):
 def no_threads(short, monkeypatch):
     """From now on, after the build, no thread can be started."""
 
-    def refuse(self):
+    def refuse(run, given):
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", refuse)
 
 
 @pytest.mark.usefixtures("no_threads")
