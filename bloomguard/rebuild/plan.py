@@ -99,8 +99,8 @@ def missing_table(guard: Guard) -> str:
         names = map(str.casefold, connections[alias].introspection.table_names())
         if meta.db_table.casefold() not in names:
             where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
-            cure = f" yet: run manage.py migrate {meta.app_label}{where}" if meta.managed else ""
-            return f"the database {alias!r} has no table {meta.db_table}{cure}"
+            cure = f": run manage.py migrate {meta.app_label}{where}, or the release that has renamed it"
+            return f"the database {alias!r} has no table {meta.db_table}{cure if meta.managed else ''}"
     return ""
 
 
