@@ -20,3 +20,16 @@ def servers(report: Report) -> dict[str, dict[str, Any]]:
     else:
         found["mariadb"] = MariaDB("--max-allowed-packet=1G").database("bench")  # all IDs in one value are a packet
     return found
+
+
+def use(alias: str) -> None:
+    """Work on this database from now on; it has the state rows, too."""
+    from django.db import router
+
+    from bloomguard.state import table as state
+    from tests.support import database
+
+    database.current = alias
+    router.routers = list(router.routers)  # so that bloomguard asks again which database has its state rows
+    state.table.forget()
+    assert state.table.connection.alias == alias

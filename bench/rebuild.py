@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.databases import VENDORS, servers
+from bench.databases import VENDORS, servers, use
 from bench.scans import (
     ROWS,
     TABLE,
@@ -74,23 +74,12 @@ def register_guards() -> None:
 
 @contextmanager
 def at(alias: str) -> Iterator[None]:
-    """Work on one of the databases, which then has the state rows, too."""
-    _use(alias)
+    """Work on one of the databases."""
+    use(alias)
     try:
         yield
     finally:
-        _use("default")
-
-
-def _use(alias: str) -> None:
-    from django.db import router
-
-    from bloomguard.state import table as state
-    from tests.support import database
-
-    database.current = alias
-    router.routers = list(router.routers)  # so that bloomguard asks again which database has its state rows
-    state.table.forget()
+        use("default")
 
 
 def fill(alias: str) -> None:

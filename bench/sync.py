@@ -116,12 +116,9 @@ class Site:
     """The tables and guards of one database."""
 
     def __init__(self, alias: str) -> None:
-        from django.db import connections, models, router
+        from django.db import connections, models
 
-        from tests.support import database
-
-        database.current = alias
-        router.routers = list(router.routers)  # so that bloomguard asks again which database has its state rows
+        databases.use(alias)
         self.alias = alias
         self.connection: Any = connections[alias]
         self._migrate()
@@ -137,10 +134,7 @@ class Site:
     def _migrate(self) -> None:
         from django.core.management import call_command
 
-        from bloomguard.state import table as state
-
         call_command("migrate", database=self.alias, verbosity=0)
-        state.table.forget()  # what it knows is in the other database
 
     def _table(self, name: str, about: dict[str, Any]) -> Any:
         from django.db import models

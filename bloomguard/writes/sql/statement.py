@@ -293,7 +293,7 @@ class Statement(Tokens):
         """Read one action of an ALTER TABLE."""
         first = action[0].value if action[0].kind == WORD else ""
         names = [bare(token.value) for token in action if token.kind != MARK]
-        if first == "alter" and not KEEPING_COLUMN.isdisjoint(pairwise(names[2:5])):
+        if first == "alter" and not KEEPING_COLUMN.isdisjoint(pairwise(names[2:5])):  # COLUMN may be left out
             return
         if first in ("add", "alter", "change", "modify"):
             columns = self._altered(action)

@@ -53,7 +53,7 @@ BEFORE_KIND = _words("""
 RELATIONS = _words("index sequence table view")
 #: First words of the actions of ALTER TABLE that keep all rows and values.
 KEEPING = _words("algorithm detach disable drop enable lock owner validate")
-#: First words of what follows the column of an ALTER COLUMN, and keeps all values.
+#: The two words after the column of an ALTER COLUMN that keeps all values.
 KEEPING_COLUMN = {(verb, what) for verb in ("drop", "set") for what in ("default", "not")}
 #: Words between INTO and a table, or between INSERT or REPLACE and a table, where INTO may be left out.
 BEFORE_TABLE = _words("delayed global high_priority ignore local low_priority only table temp temporary unlogged")

@@ -53,6 +53,20 @@ POSTGRESQL = {
         "CREATE TRIGGER raw_empties AFTER TRUNCATE ON raw_row EXECUTE FUNCTION raw_make()",
         "TRUNCATE raw_ids CASCADE",
     ],
+    "TRUNCATE of a parent": [
+        "CREATE TABLE raw_ids (id integer)",
+        "CREATE TABLE raw_row () INHERITS (raw_ids)",
+        f"CREATE FUNCTION raw_make() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {NEW}; RETURN NULL; END $$",
+        "CREATE TRIGGER raw_empties AFTER TRUNCATE ON raw_row EXECUTE FUNCTION raw_make()",
+        "TRUNCATE raw_ids",
+    ],
+    "WHEN of a TRUNCATE trigger": [
+        FUNCTION,
+        "CREATE TABLE raw_ids (id integer)",
+        "CREATE FUNCTION raw_field() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER raw_asks AFTER TRUNCATE ON raw_ids WHEN (raw_make() = 1) EXECUTE FUNCTION raw_field()",
+        "TRUNCATE raw_ids",
+    ],
     "WHEN of a trigger": [
         FUNCTION,
         "CREATE TABLE raw_ids (id integer)",
@@ -138,12 +152,12 @@ def test_a_form_of_mariadb_that_writes_fences(built, statements):
     try:
         for sql in statements:
             execute(sql)
+        assert status("article") == FENCED
     finally:
         for sql in [*UNDO["mariadb"], "DROP PROCEDURE IF EXISTS raw_make"]:
             execute(sql)
 
     assert Article.objects.filter(slug="new").exists()
-    assert status("article") == FENCED
 
 
 @pytest.fixture

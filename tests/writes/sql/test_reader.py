@@ -88,6 +88,7 @@ WRITES = [
     "ALTER TABLE shop_product ALTER slug TYPE text, ALTER id SET DEFAULT 1",
     "ALTER TABLE shop_product ALTER slug SET NOT NULL, ALTER slug SET DATA TYPE text",
     'ALTER TABLE shop_product ALTER COLUMN slug TYPE text USING "drop"',
+    'ALTER TABLE shop_product ALTER COLUMN slug TYPE text USING "set" || "default"',
     "UPDATE shop_product FOR PORTION OF p FROM 1 TO 2 SET note = 1",
     "DELETE FROM shop_product FOR PORTION OF p FROM 1 TO 2",
     "MERGE INTO ONLY shop_product USING other ON true WHEN NOT MATCHED THEN INSERT DEFAULT VALUES",
