@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -13,6 +14,7 @@ from django.db.backends.signals import connection_created
 from django.db.backends.utils import CursorWrapper
 from django.utils.connection import ConnectionDoesNotExist
 
+from ..state.connection import fetch_uncounted
 from . import strays
 from .consequences import current_cache
 from .observer import TransactionObserver
@@ -26,7 +28,7 @@ def connect() -> None:
     connection_created.connect(_connected, dispatch_uid="bloomguard.writes.cursors")
     for connection in connections.all(initialized_only=True):
         _connected(connection=connection)
-    wrap(CursorWrapper, "callproc", _hook_callproc)
+    wrap(CursorWrapper, "callproc", partial(_following_itself, "callproc"))
     for name in _METHODS:
         if not hasattr(CursorWrapper, name):
             setattr(CursorWrapper, name, _DriverMethod(name))
@@ -43,7 +45,7 @@ def _connected(connection: Any, **kwargs: Any) -> None:
         # In front: `with connection.execute_wrapper(...)` removes the last one when it ends.
         connection.execute_wrappers.insert(0, watch)
     if connection.vendor == "postgresql":
-        _hook_copies(connection)
+        _hook_driver(connection)
     elif connection.vendor == "sqlite":
         from django.db.backends.sqlite3.base import SQLiteCursorWrapper
 
@@ -51,6 +53,28 @@ def _connected(connection: Any, **kwargs: Any) -> None:
 
 
 # -- what psycopg's cursors send without Django's wrappers
+
+
+_DJANGOS: Any = CursorWrapper
+#: Whose calls of the driver need no following: Django has called :func:`watch` before, or it is a read of bloomguard's.
+_FOLLOWED = {function.__code__ for function in (_DJANGOS._execute, _DJANGOS._executemany, fetch_uncounted)}
+
+
+def _send(many: bool, method: Any, connection: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
+    """Send a statement by the driver's cursor; follow it, unless Django's cursor sends it, and so has done that."""
+    frame = sys._getframe(2)  # mostly this one; a package that traces statements may have some in between
+    while frame is not None and frame.f_code not in _FOLLOWED:
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        return method(query, *args, **kwargs)
+
+    def execute(*_: Any) -> Any:
+        return method(query, *args, **kwargs)
+
+    for wrapper in reversed(connection.execute_wrappers):
+        if wrapper is watch or isinstance(wrapper, TransactionObserver):
+            execute = partial(wrapper, execute)
+    return execute(query, args[0] if args else kwargs.get("params"), many, {"connection": connection})
 
 
 @contextmanager
@@ -76,12 +100,25 @@ def _copy_expert(method: Any, connection: Any, sql: Any, *args: Any, **kwargs: A
         return method(sql, *args, **kwargs)
 
 
-#: The driver's methods, of psycopg 3 and 2, and what follows their statements.
-_METHODS = {"copy": _copy, "stream": _stream, "copy_from": _copy_from, "copy_expert": _copy_expert}
+def _callproc(method: Any, connection: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
+    with following(reader.read_call(text_of(procname, connection)), connection):
+        return method(procname, *args, **kwargs)
 
 
-def _hook_copies(connection: Any) -> None:
-    """Let the driver make cursors that follow :data:`_METHODS`, and let Django's follow them, too.
+#: The methods by which the driver's cursor sends what Django's does not, of psycopg 3 and 2; what follows them.
+_METHODS = {
+    "callproc": _callproc,
+    "copy": _copy,
+    "copy_expert": _copy_expert,
+    "copy_from": _copy_from,
+    "stream": _stream,
+}
+#: Those which the project may call by itself as well: as ``cursor.cursor`` or ``connection.connection.cursor()``.
+_DRIVER_METHODS = _METHODS | {"execute": partial(_send, False), "executemany": partial(_send, True)}
+
+
+def _hook_driver(connection: Any) -> None:
+    """Let the driver make cursors that follow :data:`_DRIVER_METHODS`, and let Django's follow :data:`_METHODS`, too.
 
     What a backend takes for the connection may not use the factory, or a package may replace it later. What both follow
     is followed twice, which does no harm.
@@ -94,13 +131,13 @@ def _hook_copies(connection: Any) -> None:
     driver = connection.connection
     factory: Any = getattr(driver, "cursor_factory", None)
     factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
-    names = [name for name in _METHODS if hasattr(factory, name)]
+    names = [name for name in _DRIVER_METHODS if hasattr(factory, name)]
     if not names:
         return  # of another driver
 
     def hooked(name: str) -> Any:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return _METHODS[name](getattr(super(made, self), name), connection, *args, **kwargs)
+            return _DRIVER_METHODS[name](getattr(super(made, self), name), connection, *args, **kwargs)
 
         return method
 
@@ -125,14 +162,6 @@ def _following_itself(name: str, run: Any) -> Any:
         return _METHODS[name](partial(run, self), self.db, *args, **kwargs)
 
     return method
-
-
-def _hook_callproc(callproc: Any) -> Any:
-    def hooked(self: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
-        with following(reader.read_call(text_of(procname, self.db)), self.db):
-            return callproc(self, procname, *args, **kwargs)
-
-    return hooked
 
 
 def _hook_script(run: Any) -> Any:
