@@ -120,9 +120,7 @@ def test_hidden_rows_are_not_missing_from_the_moment_on(lookups):  # noqa: F811
 @contextmanager
 def role_without_rows():
     """PostgreSQL's row-level security hides every product from the role that the session has in this block."""
-    connection = connections["postgresql"]
-    connection.ensure_connection()
-    raw = connection.connection  # past Django, whose DDL would fence the guard
+    raw = database.unseen(connections["postgresql"])  # DDL by Django would fence the guard
     raw.execute("CREATE ROLE nobodys_reader")
     raw.execute("GRANT SELECT ON shop_product TO nobodys_reader")
     raw.execute("ALTER TABLE shop_product ENABLE ROW LEVEL SECURITY")
@@ -625,9 +623,8 @@ def test_a_table_that_another_session_has_locked_is_not_waited_for(lookups, on_p
 def locked_table():
     connection = connections.create_connection("postgresql")
     try:
-        connection.ensure_connection()
-        raw = connection.connection  # past Django: the lock is another program's
-        with raw.transaction():
+        raw = database.unseen(connection)
+        with connection.connection.transaction():
             raw.execute("LOCK TABLE shop_product IN ACCESS EXCLUSIVE MODE")
             yield
     finally:

@@ -127,7 +127,7 @@ def test_the_servers_default_is_asked_for(lookups, clock, monkeypatch):  # noqa:
     connection.ensure_connection()
     try:
         for level, sent in (("repeatable read", 1), ("read committed", 0)):
-            connection.connection.execute(f"SET default_transaction_isolation = '{level}'")  # past Django
+            database.unseen(connection).execute(f"SET default_transaction_isolation = '{level}'")  # past Django
             clock.sleep(60)
             assert queries(lambda: atomically(lambda: rows.filter(pk=ABSENT).first())) == sent
     finally:
@@ -148,7 +148,7 @@ def another_session():
 
 
 def insert(connection, pk):
-    connection.connection.cursor().execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'theirs')")
+    database.unseen(connection).execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, 'theirs')")
     connection.connection.commit()
 
 

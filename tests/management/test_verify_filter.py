@@ -39,10 +39,8 @@ def run(*arguments: str) -> str:
 
 def insert_unseen(table: str, **columns: object) -> None:
     """A row as another program writes it."""
-    connection = connections[database.current]
-    connection.ensure_connection()
     names, values = ", ".join(columns), ", ".join(map(repr, columns.values()))
-    with closing(connection.connection.cursor()) as cursor:
+    with closing(database.unseen(connections[database.current])) as cursor:
         cursor.execute(f"INSERT INTO {table} ({names}) VALUES ({values})")
 
 

@@ -33,9 +33,7 @@ pytestmark = [
 
 def insert_unseen(pk: int) -> None:
     """A row as another program writes it."""
-    connection = connections[database.current]
-    connection.ensure_connection()
-    with closing(connection.connection.cursor()) as cursor:
+    with closing(database.unseen(connections[database.current])) as cursor:
         cursor.execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, '')")
 
 

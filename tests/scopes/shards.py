@@ -22,7 +22,7 @@ from tests.scopes import router  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
 from tests.scopes.site import Clock, build, decide, queried  # noqa: E402
 from tests.scopes.wares.models import Note, Ware  # noqa: E402
-from tests.support.database import second_alias  # noqa: E402
+from tests.support.database import second_alias, unseen  # noqa: E402
 
 SHARDS = list(connections)
 
@@ -74,8 +74,7 @@ def decisions(alias, *values, guard="ware"):
 
 def past_django(alias, sql):
     """Send ``sql`` by the driver."""
-    connections[alias].ensure_connection()
-    connections[alias].connection.cursor().execute(sql)
+    unseen(connections[alias]).execute(sql)
 
 
 def test_each_shard_has_its_own_rows(wares):

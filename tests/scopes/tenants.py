@@ -29,6 +29,7 @@ from tests.scopes.customers.models import Customer, Domain  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
 from tests.scopes.site import Clock, build, decide, in_thread, queried  # noqa: E402
 from tests.scopes.wares.models import Note, Ware  # noqa: E402
+from tests.support import database  # noqa: E402
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -81,8 +82,7 @@ def decisions(name, *values, guard="ware"):
 
 def past_django(*statements):
     """Send statements as another program does."""
-    connection.ensure_connection()
-    with connection.connection.cursor() as cursor:
+    with database.unseen(connection) as cursor:
         for statement in statements:
             cursor.execute(statement)
 

@@ -37,6 +37,14 @@ def on(name: str) -> Iterator[str]:
         current = "default"
 
 
+def unseen(connection: Any) -> Any:
+    """Return a cursor of the driver by which statements are sent as by another program: no guard learns of them."""
+    connection.ensure_connection()
+    driver = connection.connection
+    follows = getattr(driver, "cursor_factory", None)  # psycopg's
+    return follows.unhooked(driver) if hasattr(follows, "unhooked") else driver.cursor()
+
+
 #: Marks a test of roles, which SQLite does not have; it asks for ``each_database``.
 with_roles = pytest.mark.parametrize("each_database", ["postgresql", "mariadb"], indirect=True)
 
