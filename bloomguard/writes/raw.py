@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 from django.db import Error, connections
@@ -98,12 +99,12 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
         with following(reading, connection, own=own):
             return result
-    with following(reading, connection, own=own, many=many) as fenced:
+    with following(reading, connection, own=own, many=many) as brings_none:
         # While another transaction changes the definitions, no catalogue is kept, nor what follows from it.
         is_certain = cache.catalogue is not None
         result = execute(sql, params, many, context)
     is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
-    if fenced == {} and is_certain and is_kept and not (own or reading.defines):
+    if brings_none and is_certain and is_kept and not (own or reading.defines):
         cache.add(sql)
     return result
 
@@ -197,94 +198,96 @@ def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
 @contextmanager
 def following(
     reading: Reading, connection: Any, *, apart: bool = False, many: bool = False, own: str = ""
-) -> Iterator[dict[Guard, Cause] | None]:
+) -> Iterator[bool | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
 
-    Yield those guards, or ``None`` if they cannot be found out before it. ``apart``: put no transaction around it.
-    ``many``: it is sent several times, by ``executemany``.
+    Yield whether there certainly are none. ``apart``: put no transaction around it. ``many``: it is sent several times,
+    by ``executemany``.
     """
     if early.is_early:
         early.record_write(reading.effects | reading.known, connection.alias)
     try:
-        cache = current_cache(connection.alias)
-        if not (reading.effects or reading.known) or not cache.tables:
-            yield {}
-        elif _is_refused(reading, connection, apart=apart):
-            yield None
-            _fence_late(_follow(reading, connection, own), connection)  # it was not
-        elif not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
-            # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
-            before, stays = raw_transactions.rows_changed(connection), True
-            try:
-                yield None
-            except BaseException:
-                stays = raw_transactions.may_leave_rows(connection, before, many=many)
-                raise
-            finally:
-                if stays and not cache.are_idle(connection):
-                    _fence_late(_follow(reading, connection, own), connection)
-        else:
-            with _fencing(_follow(reading, connection, own), reading, connection, apart=apart, many=many) as fenced:
-                yield fenced
+        with _fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
+            yield is_harmless
     finally:
         if reading.defines:
             definitions.changed(connection)
 
 
-def _is_refused(reading: Reading, connection: Any, *, apart: bool) -> bool:
-    """Whether Django or PostgreSQL refuses the statement, as the open transaction has to be rolled back.
-
-    Then nothing of ours is sent before it. Of what is sent ``apart`` Django sees nothing.
-    """
-    return (connection.needs_rollback and not apart) or (bool(reading.head) and is_aborted(connection))
-
-
-@contextmanager
 def _fencing(
-    written: dict[Guard, Cause], reading: Reading, connection: Any, *, apart: bool, many: bool
-) -> Iterator[dict[Guard, Cause]]:
-    idle = fencing.all_idle(written, connection.alias) if written else {}
+    reading: Reading, connection: Any, own: str, *, apart: bool, many: bool
+) -> AbstractContextManager[bool | None]:
+    """Choose when to fence: around the statement nothing may change what it does, nor which of its rows stay."""
+    cache = current_cache(connection.alias)
+    if not (reading.effects or reading.known) or not cache.tables:
+        return nullcontext(True)
+    follow = partial(_follow, reading, connection, own)
+    if (connection.needs_rollback and not apart) or (reading.head and is_aborted(connection)):
+        # Django or PostgreSQL refuses it, with an error of its own if nothing of ours is sent before.
+        return _fencing_after(follow, connection)
+    if not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
+        # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
+        return _fencing_after(lambda: {} if cache.are_idle(connection) else follow(), connection, many=many)
+    written = follow()
+    if not written:
+        return nullcontext(True)
+    idle = fencing.all_idle(written, connection.alias)
     if idle is not None:
-        try:
-            yield written
-        finally:
-            if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
-                _fence_late(written, connection)
-            else:
-                fencing.hold(_reasons(written), connection)
-    elif (
-        apart
-        or connections[connection.alias] is not connection
-        or raw_transactions.is_sent_apart(reading, connection, many=many)
-    ):
-        # Fence before it and after it: a filter may be built between the first fence and the statement.
-        _fence(written, connection)
-        try:
-            yield written
-        finally:
-            # In an atomic block PostgreSQL lets no single statement commit, not even a CALL.
-            stays = connection.vendor == "postgresql" and bool(reading.head) and rolls_back_if_marked(connection)
-            _fence_late(written, connection, committed=not stays)
-    else:
-        with _wrapped(written, reading, connection, many=many):
-            yield written
+        return _fencing_if_late(written, idle, connection)
+    is_other = connections[connection.alias] is not connection  # than the one on which `atomic` would begin
+    if apart or is_other or raw_transactions.is_sent_apart(reading, connection, many=many):
+        return _fencing_twice(written, reading, connection)
+    if rolls_back_if_marked(connection):
+        return _fencing_after(lambda: written, connection, many=many)
+    return _fencing_together(written, reading, connection, many=many)
 
 
 @contextmanager
-def _wrapped(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
+def _fencing_after(find: Callable[[], dict[Guard, Cause]], connection: Any, *, many: bool = False) -> Iterator[None]:
+    """Fence after the statement, and after an error if rows stay. A refused fence marks the transaction for rollback.
+
+    ``find`` returns the guards, and is called after the statement.
+    """
+    before, stays = raw_transactions.rows_changed(connection), True
+    try:
+        yield
+    except BaseException as error:
+        # An exception of another kind may have come after the statement, as by a signal.
+        stays = raw_transactions.may_leave_rows(connection, before, many=many or not isinstance(error, Error))
+        raise
+    finally:
+        if stays:
+            _fence_late(find(), connection)
+
+
+@contextmanager
+def _fencing_if_late(written: dict[Guard, Cause], idle: dict[Guard, float], connection: Any) -> Iterator[None]:
+    """Fence idle guards only if a filter may be built by the end of the statement, or by the COMMIT."""
+    try:
+        yield
+    finally:
+        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+            _fence_late(written, connection)
+        else:
+            fencing.hold(_reasons(written), connection)
+
+
+@contextmanager
+def _fencing_twice(written: dict[Guard, Cause], reading: Reading, connection: Any) -> Iterator[None]:
+    """Fence before the statement and after it: a filter may be built between the first fence and the statement."""
+    _fence(written, connection)
+    try:
+        yield
+    finally:
+        # In an atomic block PostgreSQL lets no single statement commit, not even a CALL.
+        stays = connection.vendor == "postgresql" and bool(reading.head) and rolls_back_if_marked(connection)
+        _fence_late(written, connection, committed=not stays)
+
+
+@contextmanager
+def _fencing_together(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
     before, failure = raw_transactions.rows_changed(connection), None
-    if rolls_back_if_marked(connection):  # the statement may fail without undoing all of it
-        try:
-            yield
-        except BaseException as error:
-            # An exception of another kind may have come after the statement, as by a signal.
-            if raw_transactions.may_leave_rows(connection, before, many=many or not isinstance(error, Error)):
-                _fence_late(written, connection)
-            raise
-        with together(connection):  # a refused write must undo it
-            _fence(written, connection)
-        return
     try:
         with together(connection, alone=reading.head not in raw_transactions.DRIVER_BEGINS):
             try:
