@@ -31,11 +31,7 @@ def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
     stays_in = reading.head in _STAYS_IN.get(vendor, _WRITES)
     if rolls_back_if_marked(connection):  # nothing is put around it
         return not stays_in and vendor != "sqlite"
-    if not stays_in or reading.freezes:
-        return True
-    if reading.returns and vendor == "sqlite":
-        return True  # until its rows have been fetched, SQLite neither commits nor releases a savepoint
-    return many and connection.get_autocommit() and not is_under_way(connection)
+    return not stays_in or (many and connection.get_autocommit() and not is_under_way(connection))
 
 
 def rows_changed(connection: Any) -> int:

@@ -20,7 +20,7 @@ class Reading(NamedTuple):
 
     ``several``: it has more than one statement. ``known``: calls of names that write nothing, and fields, unless the
     database has a function of its own with that name. ``head``: the first word of a single statement, empty if that is
-    not certain; ``returns`` and ``freezes``: whether it has that word.
+    not certain, or if a savepoint around it may be refused.
     """
 
     effects: frozenset[Effect]
@@ -28,8 +28,6 @@ class Reading(NamedTuple):
     several: bool = False
     known: frozenset[Effect] = frozenset()
     head: str = ""
-    returns: bool = False
-    freezes: bool = False
 
 
 def is_plain_read(sql: str) -> bool:
@@ -68,14 +66,15 @@ def _read(sql: str, vendor: str) -> Reading:
         if is_plain_read(sql):
             effects = {Effect("known", name) for name in NEVER_FUNCTIONS} | {ANY_FIELD}
     known = frozenset(effect for effect in effects if effect.verb in ("known", "field"))
+    # PostgreSQL wants no savepoint between FREEZE and the table's TRUNCATE; SQLite releases none before all rows that
+    # RETURNING gives have been fetched.
+    stands_alone = (WORD, "returning" if vendor == "sqlite" else "freeze") in found
     return Reading(
         frozenset(effect for effect in effects - known if effect.verb != "define"),
         defines=any(effect.verb == "define" for effect in effects),
         several=len(statements) > 1,
         known=known,
-        head=statements[0].head if len(statements) == 1 else "",
-        returns=(WORD, "returning") in found,
-        freezes=(WORD, "freeze") in found,
+        head=statements[0].head if len(statements) == 1 and not stands_alone else "",
     )
 
 
