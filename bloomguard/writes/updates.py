@@ -143,36 +143,34 @@ def _update_and_add(
 
 def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any) -> int:
     """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
-    connection, using = compiler.connection, compiler.using
+    connection, using, keys = compiler.connection, compiler.using, None
+    changed: int
     before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
-    is_known = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
+    is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
-        keys = _locked(compiler) if is_known and selects_the_same_again(compiler.query.where) else None
-        changed: int = run(_execute, compiler, sql, parameters)
-        if keys is not None and changed != len(keys):
-            keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
-        add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
-        return changed
-    returned = _fields_to_return(tables, before)
-    table = compiler.query.model._meta.db_table
-    is_known = is_known or makes_djangos_sql(compiler, (sql, parameters), text_only=True)
-    if not (returned and is_known and may_return(connection, table, returned, "update")):
-        changed = run(_execute, compiler, sql, parameters)
-        add_all(tables, using, lambda tracked: None)
-        return changed
-    try:
-        changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
-    except OperationalError as error:
-        if "RETURNING is not available" not in str(error):
-            raise
-        # A virtual table of SQLite, which has refused the statement as a whole: it is sent unchanged.
-        changed = run(_execute, compiler, sql, parameters)
-        add_all(tables, using, lambda tracked: None)
-        return changed
-    if changed > discards.MOST_ROWS:
-        fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-    elif changed:
-        add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+        if is_djangos and selects_the_same_again(compiler.query.where):
+            keys = _locked(compiler)
+    elif (
+        (returned := _fields_to_return(tables, before))
+        and (is_djangos or makes_djangos_sql(compiler, (sql, parameters), text_only=True))
+        and may_return(connection, compiler.query.model._meta.db_table, returned, "update")
+    ):
+        try:
+            changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
+        except OperationalError as error:
+            # A virtual table of SQLite has refused the statement as a whole: it is sent unchanged.
+            if "RETURNING is not available" not in str(error):
+                raise
+        else:
+            if changed > discards.MOST_ROWS:
+                fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
+            elif changed:
+                add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+            return changed
+    changed = run(_execute, compiler, sql, parameters)
+    if keys is not None and changed != len(keys):
+        keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
+    add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
     return changed
 
 
