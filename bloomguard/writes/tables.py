@@ -10,7 +10,6 @@ from typing import Any
 
 from django.apps import apps
 from django.db.models import Model
-from django.utils.functional import cached_property
 
 from ..guards import Guard, registry
 from ..guards.fields import SELECTS, kind_of, own_conversions, own_methods, value_field
@@ -138,44 +137,22 @@ def same_fields(fields: Iterable[Any], own: Iterable[Any]) -> Fields | None:
     """Return those of a model's ``own`` fields that give the values of ``fields``, of another model of the table.
 
     A migration's model, or a second model of the table, has fields of its own, maybe with other names. They have to
-    convert values as ``fields`` do, and name the column in the same spelling. ``None`` if one of them is missing.
+    convert values as ``fields`` do, and name the column in the same spelling. ``None`` if that is not certain of all.
     """
     known = {field.column: field for field in own}
     found = tuple(known.get(field.column) for field in fields)
     return found if all(map(_convert_alike, found, fields)) else None
 
 
-#: Attributes of a field that change neither the values that it stores nor those that it gives.
-_IRRELEVANT = """
-    _db_tablespace _error_messages _unique _validators _verbose_name attname auto_created blank column concrete
-    creation_counter db_column db_comment db_default db_index default editable help_text model name primary_key
-    serialize unique_for_date unique_for_month unique_for_year verbose_name
-"""
-_IRRELEVANT_NAMES = frozenset(_IRRELEVANT.split())
-
-
 def _convert_alike(one: Any, other: Any) -> bool:
     """Whether two fields of one column certainly convert each value in the same way, to the database and back."""
     if one is other:
         return True  # nearly always
-    with suppress(Exception):  # a comparison of attributes may fail
+    with suppress(Exception):  # a field of the project may raise anything
         ends = value_field(one), value_field(other)
-        kinds = set(map(kind_of, ends))
-        if all(type(each).__module__.startswith("django.") for each in (one, other, *ends)) and len(kinds) == 1:
-            if not kinds <= {None, "decimal"}:
-                return True
-            one, other = ends
-        return type(one) is type(other) and bool(_attributes(one) == _attributes(other))
+        are_djangos = all(type(each).__module__.startswith("django.") for each in (one, other, *ends))
+        return are_djangos and kind_of(ends[0]) == kind_of(ends[1]) not in (None, "decimal")
     return False
-
-
-def _attributes(field: Any) -> dict[str, Any]:
-    """Return what a field's conversions may depend on; attributes that are computed from others may be missing."""
-    return {
-        name: value
-        for name, value in vars(field).items()
-        if name not in _IRRELEVANT_NAMES and not isinstance(getattr(type(field), name, None), cached_property)
-    }
 
 
 def _table(field: Any) -> str:
