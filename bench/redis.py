@@ -279,11 +279,11 @@ def copying(server: Valkey, store: RedisStore) -> None:
         original.add_many(np.arange(1_000_000))
         worst[0], start = 0.0, time.perf_counter()
         made = store.create("bench", "copy", planned)
-        for shard in range(len(planned.headers)):
+        for shard in range(planned.header.shards):
             made.merge(shard, original.read_shard(shard).body)
         made.seal()
         brought = time.perf_counter() - start
-        missing = sum(made.merge(shard, original.read_shard(shard).body) for shard in range(len(planned.headers)))
+        missing = sum(made.merge(shard, original.read_shard(shard).body) for shard in range(planned.header.shards))
         taken = time.perf_counter() - start
         store.drop("bench", "copy")
     assert not missing

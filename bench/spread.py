@@ -32,7 +32,7 @@ def layout(ids: int, shard_bytes: int) -> Layout:
 
 def busiest(planned: Layout, name: Name, nodes: int) -> float:
     """The checks, and with them the adds, of the busiest node, against the mean."""
-    keys = [name("city", GENERATION, shard) for shard in range(len(planned.headers))]
+    keys = [name("city", GENERATION, shard) for shard in range(planned.header.shards)]
     node_of = np.array([key_slot(key.encode()) * nodes // REDIS_CLUSTER_HASH_SLOTS for key in keys])
     asked = np.zeros(nodes)
     numbers = np.random.default_rng(1).integers(1, 1 << 62, KEYS)
@@ -47,7 +47,7 @@ def rows(report: Report) -> None:
     alone = RedisStore("bench", url="redis://127.0.0.1:1")
     for ids, nodes in ((100_000_000, 6), (1_000_000_000, NODES), (10_000_000_000, NODES)):
         planned = layout(ids, cluster.shard_bytes)
-        what = f"{ids / 1e9:g}e9 ids, {len(planned.headers):,} shards"
+        what = f"{ids / 1e9:g}e9 ids, {planned.header.shards:,} shards"
         report.add(
             f"{what}: busiest node", busiest(planned, cluster.key, nodes), against=f"mean of {nodes}", at_most=1.15
         )

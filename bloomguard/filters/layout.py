@@ -38,17 +38,15 @@ _FEWEST_RECENT, _MOST_RECENT, _RECENT_SHARE, _RECENT_ERROR_RATE = 10_000, 1_000_
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The shards of one build: their number, size and headers.
+    """The shards of one build, which differ in their number alone.
 
-    ``capacity`` counts the keys of all shards, ``error_rate`` is the rate at that capacity. ``headers`` has one entry
-    per shard; all frames have the same size in bytes. The headers' ``tag`` identifies the build, and is set by the
-    store that creates it; their ``key_id`` identifies its secret and the definition of its keys.
+    ``capacity`` counts the keys of all shards. ``header`` is that of the first shard: its ``tag`` identifies the build,
+    and is set by the store that creates it; its ``key_id`` identifies the secret and the definition of the keys.
     """
 
     key_hash: KeyHash
     capacity: int
-    error_rate: float
-    headers: tuple[Header, ...] = field(repr=False)
+    header: Header = field(repr=False)
 
     @classmethod
     def plan(
@@ -93,7 +91,7 @@ class Layout:
             shards=shards,
             recent=_recent_sizes(capacity, shards),
         )
-        return cls._of(first, key_hash, capacity)
+        return cls(key_hash=key_hash, capacity=capacity, header=first)
 
     @classmethod
     def of(cls, header: Header, key_hash: KeyHash) -> Layout:
@@ -104,27 +102,27 @@ class Layout:
             raise CorruptFilter("has no recent bits, so it was not written by a store")
         if header.kind not in KINDS:
             raise CorruptFilter(f"kind is {header.kind!r}; there are {', '.join(sorted(KINDS))}")
-        return cls._of(header, key_hash, header.capacity * header.shards)
+        return cls(key_hash=key_hash, capacity=header.capacity * header.shards, header=header)
 
-    @classmethod
-    def _of(cls, header: Header, key_hash: KeyHash, capacity: int) -> Layout:
-        headers = tuple(replace(header, shard=shard) for shard in range(header.shards))
-        return cls(key_hash=key_hash, capacity=capacity, error_rate=header.error_rate, headers=headers)
+    @cached_property
+    def headers(self) -> tuple[Header, ...]:
+        """The header of each shard."""
+        return tuple(replace(self.header, shard=shard) for shard in range(self.header.shards))
 
     @property
     def kind(self) -> str:
         """The kind of filter of all shards."""
-        return self.headers[0].kind
+        return self.header.kind
 
     @property
-    def frame_bytes(self) -> int:
-        """Size of each shard's frame in bytes."""
-        return self.headers[0].frame_bytes
+    def error_rate(self) -> float:
+        """The error rate at :attr:`capacity`."""
+        return self.header.error_rate
 
     @property
     def total_bytes(self) -> int:
         """Size of all shards in bytes."""
-        return self.frame_bytes * len(self.headers)
+        return self.header.frame_bytes * self.header.shards
 
     @cached_property
     def filter_class(self) -> type[BodyFilter]:
@@ -134,22 +132,22 @@ class Layout:
     @cached_property
     def shape(self) -> Shape:
         """The layout of each shard's body. Raises :class:`CorruptFilter` if the headers are inconsistent."""
-        return self.filter_class.trusted_shape(self.headers[0], self.key_hash)
+        return self.filter_class.trusted_shape(self.header, self.key_hash)
 
     @cached_property
     def locate(self) -> Callable[[bytes], tuple[int, int]]:
         """``locate(key) -> (shard, digest)``: the shard of a key, and the digest for that shard's filter."""
-        return self.filter_class.locator(self.headers[0], self.key_hash)
+        return self.filter_class.locator(self.header, self.key_hash)
 
     def locate_many(self, keys: Keys) -> Iterator[tuple[int, U64, U64]]:
         """Group many keys by shard; yields each shard that has any, with the low and high parts of their digests."""
-        shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
+        shards, low, high = self.filter_class.locate_many(self.header, self.key_hash, keys)
         for shard, mine in self._by_shard(shards):
             yield shard, low[mine], high[mine]
 
     def contains_many(self, filters: Sequence[BodyFilter], keys: Keys) -> NDArray[np.bool_]:
         """Check many keys against the filters of all shards; returns a boolean array of shape ``(n,)``."""
-        shards, low, high = self.filter_class.locate_many(self.headers[0], self.key_hash, keys)
+        shards, low, high = self.filter_class.locate_many(self.header, self.key_hash, keys)
         found = np.empty(len(low), bool)
         for shard, mine in self._by_shard(shards):
             found[mine] = filters[shard].contains_digests(low[mine], high[mine])
@@ -157,29 +155,29 @@ class Layout:
 
     def _by_shard(self, shards: U64) -> Iterator[tuple[int, Any]]:
         """Yield each shard that has any of the keys, with an index of its keys in the array of all keys."""
-        if len(self.headers) == 1:
+        if self.header.shards == 1:
             if len(shards):
                 yield 0, slice(None)
             return
         narrow = shards.astype(np.uint16)  # numpy sorts 16 bits by radix, several times as fast; MAX_SHARDS just fits
         order = np.argsort(narrow, kind="stable")
-        counts = np.bincount(narrow, minlength=len(self.headers))
+        counts = np.bincount(narrow, minlength=self.header.shards)
         for shard, mine in enumerate(np.split(order, np.cumsum(counts[:-1]))):
             if len(mine):
                 yield shard, mine
 
     @cached_property
     def _recent(self) -> BloomShape:
-        return shape_of_sizes(self.headers[0].recent)
+        return shape_of_sizes(self.header.recent)
 
     @cached_property
     def recent_positions(self) -> Callable[[int], list[int]]:
         """``recent_positions(digest)``: the positions of its recent bits, counted from the body's first bit."""
-        return self._recent.positions_from(8 * self.headers[0].body_bytes)
+        return self._recent.positions_from(8 * self.header.body_bytes)
 
     def recent_positions_many(self, low: U64) -> I64:
         """Return the positions of the recent bits of many digests, given their low parts; in no particular order."""
-        return self._recent.positions_many(low & np.uint64(MASK60)) + 8 * self.headers[0].body_bytes
+        return self._recent.positions_many(low & np.uint64(MASK60)) + 8 * self.header.body_bytes
 
     def written_positions(self, low: U64) -> I64:
         """Return all bits that an add of many digests to a filter of plain bits sets, in no particular order."""
@@ -193,7 +191,7 @@ class Layout:
         """Return one ``might_contain(key)`` over the filters of all shards, given in order: the fastest check."""
         if len(filters) == 1:
             return filters[0].might_contain
-        return self.filter_class.checker(self.headers[0], self.key_hash, list(filters))
+        return self.filter_class.checker(self.header, self.key_hash, list(filters))
 
 
 def _recent_sizes(capacity: int, shards: int) -> tuple[int, ...]:

@@ -98,7 +98,7 @@ class FilterCopy(Rebuild):
 
     def _each_shard(self, act: Callable[[int, Frame], object]) -> None:
         assert self._original is not None
-        shards, rows = len(self._original.layout.headers), self._expected.count
+        shards, rows = self._original.layout.header.shards, self._expected.count
         for shard in range(shards):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)

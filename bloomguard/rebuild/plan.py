@@ -195,7 +195,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
-    if layout.headers[0].key_id != active.key_hashes()[0][0]:
+    if layout.header.key_id != active.key_hashes()[0][0]:
         reasons.append("it was built with an earlier SECRET_KEY")
     if layout.error_rate != guard.error_rate or guard.filter not in ("auto", layout.kind):
         reasons.append(

@@ -96,7 +96,7 @@ class Rebuild:
         self._refuse(lambda reason: None)
         summary = self._summary()
         layout = self._layout(summary)
-        return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=len(layout.headers))
+        return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=layout.header.shards)
 
     def _summary(self) -> KeysSummary:
         return self.sources.summary()

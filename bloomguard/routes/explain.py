@@ -327,7 +327,7 @@ def _look_at(guard: Guard) -> dict[str, Any]:
             "kind": layout.kind,
             "capacity": layout.capacity,
             "error_rate": layout.error_rate,
-            "shards": len(layout.headers),
+            "shards": layout.header.shards,
             "bytes": layout.total_bytes,
         }
     except (BloomGuardError, FilterError, DatabaseError) as error:

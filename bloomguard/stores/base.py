@@ -34,8 +34,8 @@ def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
     The tag is a keyed hash of all of them, so another guard's or generation's data, or a copy in another place, has a
     different tag, and a header with the right tag cannot be forged without the secret.
     """
-    tag = _tag(layout.headers[0], layout.key_hash, guard, name, place)
-    return replace(layout, headers=tuple(replace(header, tag=tag) for header in layout.headers))
+    tag = _tag(layout.header, layout.key_hash, guard, name, place)
+    return replace(layout, header=replace(layout.header, tag=tag))
 
 
 def _tag(header: Header, key_hash: KeyHash, guard: str, name: str, place: str) -> int:
@@ -114,7 +114,7 @@ class Generation(ABC):
 
     def measure_error_rate(self, probes: int = 100_000) -> float:
         """Return the measured false-positive rate, from ``probes`` random keys spread evenly over the shards."""
-        share = -(-probes // len(self.layout.headers))
+        share = -(-probes // self.layout.header.shards)
         return mean(each.measure_error_rate(share) for each in self.filters())
 
     @abstractmethod

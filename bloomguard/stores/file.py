@@ -323,5 +323,5 @@ def _padded(page: bytes) -> bytes:
 
 def _split(mapped: mmap.mmap, layout: Layout) -> list[memoryview]:
     """Return one writable view per shard."""
-    whole, size = memoryview(mapped), layout.frame_bytes
+    whole, size = memoryview(mapped), layout.header.frame_bytes
     return [whole[start : start + size] for start in range(0, layout.total_bytes, size)]

@@ -57,10 +57,8 @@ class MemoryStore(Store):
                 f"{self.free_bytes():,} of max_bytes={self._max_bytes:,} left; raise max_bytes"
             )
         layout = bound(layout, guard, name)
-        buffers = [memoryview(bytearray(header.frame_bytes)) for header in layout.headers]
-        for header, buffer in zip(layout.headers, buffers):
-            Frame.format(header, buffer)
-        self._buffers[guard, name] = buffers
+        frames = [Frame.format(header, memoryview(bytearray(header.frame_bytes))) for header in layout.headers]
+        buffers = self._buffers[guard, name] = [frame.buffer for frame in frames]
         return FrameGeneration(name, layout, buffers, partial(self._locked, self.identity))
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:

@@ -32,8 +32,8 @@ def churn(frame, filter, rounds):
 @pytest.fixture
 def built():
     layout = Layout.plan(key_hash=KeyHash(8), capacity=CAPACITY, error_rate=0.01, kind="cuckoo")
-    memory = mmap.mmap(-1, layout.frame_bytes)
-    frame = Frame.format(layout.headers[0], memoryview(memory))
+    memory = mmap.mmap(-1, layout.header.frame_bytes)
+    frame = Frame.format(layout.header, memoryview(memory))
     filter = layout.attach(frame)
     filter.add_many(np.arange(MEMBERS))
     frame.seal()

@@ -76,11 +76,11 @@ def test_every_shard_is_used_and_none_is_too_large():
     for kind in KINDS:
         layout, _, _ = build(kind, 1 << 11)
 
-        assert len(layout.headers) > 1
+        assert layout.header.shards > 1
         # The fullest shard's margin, the overflow, header and trailer; and the recent bits.
-        assert layout.frame_bytes <= (1 << 11) + 2_000 + layout.headers[0].recent_bytes
+        assert layout.header.frame_bytes <= (1 << 11) + 2_000 + layout.header.recent_bytes
         shards = [shard for shard, _, _ in layout.locate_many(np.arange(40_000))]  # a bitmap has room for so many
-        assert shards == list(range(len(layout.headers)))
+        assert shards == list(range(layout.header.shards))
 
 
 @pytest.mark.parametrize("capacity", [1_500, 200_000])
@@ -101,7 +101,7 @@ def test_recent_bits_have_room_for_an_eighth_of_the_keys(capacity):
 def test_a_layout_is_known_by_its_first_header(built):
     """``Layout.of`` the first header puts every key where the plan put it."""
     layout, _, _ = built
-    again = Layout.of(Header.unpack(layout.headers[0].pack()), layout.key_hash)
+    again = Layout.of(Header.unpack(layout.header.pack()), layout.key_hash)
 
     assert again.headers == layout.headers
     assert again.kind == layout.kind
@@ -134,8 +134,8 @@ def test_a_guard_that_discards_gets_wide_fingerprints():
     layout, _, _ = build("cuckoo")
     narrow, _, _ = build("cuckoo", fingerprint_bits=16)
 
-    assert layout.headers[0].parameters[0] == 32
-    assert narrow.headers[0].parameters[0] == 16
+    assert layout.header.parameters[0] == 32
+    assert narrow.header.parameters[0] == 16
     assert layout.filter_class.supports_discard
 
 

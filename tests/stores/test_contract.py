@@ -119,7 +119,7 @@ def test_a_recent_bit_that_is_lost_is_noticed(place, layout):
     made.add([key(7)])
     shard, digest = made.layout.locate(key(7))
     position = made.layout.recent_positions(digest)[0]
-    buffer = made._buffers[shard][made.layout.headers[0].body_offset :]
+    buffer = made._buffers[shard][made.layout.header.body_offset :]
     buffer[position >> 3] &= ~(128 >> (position & 7))
 
     with pytest.raises(CorruptFilter):
@@ -341,7 +341,7 @@ def test_what_was_made_as_another_generation_is_not_trusted(place, guard, name, 
 def test_a_header_that_was_not_made_here_is_not_believed(place):
     """Whoever lacks the secret makes no header that is taken for one, and nothing is allocated by what it claims."""
     made = place.store.create("city", "a", make_layout())
-    header = made.layout.headers[0]
+    header = made.layout.header
 
     for changed in ({"shards": 60_000}, {"capacity": 1}, {"error_rate": 0.5}, {"tag": header.tag ^ 1}):
         forged = replace(header, **changed)

@@ -214,7 +214,7 @@ def test_no_flipped_bit_makes_a_key_vanish(files, kind):
     files.create("city", "a", layout).add(list(map(key, numbers)))
     path = files.path / "city" / "a.filter"
     whole = path.read_bytes()
-    start, end, every = 8 * layout.headers[0].body_offset, 8 * (len(whole) - 16), 8 * len(whole)
+    start, end, every = 8 * layout.header.body_offset, 8 * (len(whole) - 16), 8 * len(whole)
     positions = [*range(start), *random.Random(3).sample(range(start, end), 100), *range(end, every)]
 
     trusted = []

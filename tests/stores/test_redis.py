@@ -120,7 +120,7 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
     twin = MemoryStore("other").create("city", "a", layout)
     twin.add_many(numbers)
 
-    for shard in range(len(layout.headers)):
+    for shard in range(layout.header.shards):
         copied = made.read_shard(shard)
         assert copied.body == Frame.open(twin._buffers[shard]).body
         assert replace(decode(copied.buffer).header, tag=0) == replace(layout.headers[shard], tag=0)
@@ -314,7 +314,7 @@ def test_a_count_of_shards_is_bounded(store, server, count):
 def test_a_header_that_was_not_made_here_is_not_believed(store, server):
     """A header that claims 60,000 shards is refused before one of them is asked for."""
     made = store.create("city", "a", make_layout())
-    forged = replace(made.layout.headers[0], shards=60_000)
+    forged = replace(made.layout.header, shards=60_000)
     server.setrange("bloomguard:city:a:0", 0, forged.pack())
 
     with pytest.raises(CorruptFilter, match="belongs to another generation"):

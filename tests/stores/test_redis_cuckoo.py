@@ -56,7 +56,7 @@ def test_the_script_does_what_python_does(store, bits, seed):
     layout, draw = small(bits), random.Random(seed)
     made = store.create("city", "a", layout)
     made.seal()
-    twin = layout.attach(Frame.format(layout.headers[0], memoryview(bytearray(layout.frame_bytes))))
+    twin = layout.attach(Frame.format(layout.header, memoryview(bytearray(layout.header.frame_bytes))))
     held, moved, kept = [], 0, 0
 
     for step in range(600):
@@ -86,7 +86,7 @@ def test_the_script_does_it_with_twins_too(store, bits):
     layout, draw = small(bits, 12), random.Random(bits)
     made = store.create("city", "a", layout)
     made.seal()
-    twin = layout.attach(Frame.format(layout.headers[0], memoryview(bytearray(layout.frame_bytes))))
+    twin = layout.attach(Frame.format(layout.header, memoryview(bytearray(layout.header.frame_bytes))))
     digests = [f << (128 - bits) | salt << 60 | bucket for f in (5, 6, 200) for bucket in range(4) for salt in (0, 1)]
     held = Counter()
 

@@ -66,10 +66,10 @@ class ShardCommands:
     def __init__(self, layout: Layout, keys: Sequence[str]) -> None:
         self.layout = layout
         self.keys = keys
-        self.body_bit = 8 * layout.headers[0].body_offset
-        self._tag = layout.headers[0].tag
+        self.body_bit = 8 * layout.header.body_offset
+        self._tag = layout.header.tag
         self._recent = layout.recent_positions
-        tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.frame_bytes - _TAG_BYTES))
+        tags = ("GET", "u63", 8 * TAG_OFFSET, "GET", "u63", 8 * (layout.header.frame_bytes - _TAG_BYTES))
         self._starts = [encode("BITFIELD", key, *tags).encode() for key in keys]
 
     def command(self, shard: int, each: Operation = GET, positions: Sequence[int] = ()) -> Command:
@@ -134,7 +134,7 @@ class Bits(ShardCommands):
 
     def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
         """Do the same as :meth:`adds` for many digests, given their low and high parts."""
-        positions, size = self.layout.written_positions(low), self.layout.frame_bytes
+        positions, size = self.layout.written_positions(low), self.layout.header.frame_bytes
         if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
             return self.sets(shard, np.sort(positions).tolist())
         header, key = self.layout.headers[shard], self.keys[shard]

@@ -67,10 +67,10 @@ class Fingerprints(ShardCommands):
         self._get = Operation(3, encode("GET", word))
         self._words = 2 * 8 * shape.bucket_bytes // self._word_bits
         self._shared = (
-            (layout.headers[0].tag << 1).to_bytes(8, "big"),
-            layout.frame_bytes - 8,
-            layout.headers[0].body_offset,
-            layout.headers[0].body_bytes,
+            (layout.header.tag << 1).to_bytes(8, "big"),
+            layout.header.frame_bytes - 8,
+            layout.header.body_offset,
+            layout.header.body_bytes,
             shape.bits,
             shape.buckets,
             b"".join(

@@ -38,7 +38,7 @@ class RedisGeneration(Generation):
         self.name = name
         self.layout = layout
         self.identity = identity
-        self.keys = [store.key(guard, name, shard) for shard in range(len(layout.headers))]
+        self.keys = [store.key(guard, name, shard) for shard in range(layout.header.shards)]
         self.supports_async = store.supports_async
         self._store = store
         self._draft = draft
@@ -160,7 +160,7 @@ class RedisGeneration(Generation):
         return len(positions)
 
     def read_shard(self, shard: int) -> Frame:
-        key, size = self.keys[shard], self.layout.frame_bytes
+        key, size = self.keys[shard], self.layout.header.frame_bytes
         buffer = memoryview(bytearray(size))
         for start in range(0, size, PIECE):
             end = min(start + PIECE, size)

@@ -166,7 +166,7 @@ class RedisStore(Store):
         identity, layout = self._bulk.identity(), bound(layout, guard, name, self.prefix)
         draft = Draft(layout)
         made = RedisGeneration(self, guard, name, layout, identity, draft)
-        self.load([(listed, ("HSET", listed, name, len(layout.headers))) for listed in self._listed(guard)], identity)
+        self.load([(listed, ("HSET", listed, name, layout.header.shards)) for listed in self._listed(guard)], identity)
         try:
             make(self, layout, made.keys, draft.frames, identity)
         except StoreError as error:
