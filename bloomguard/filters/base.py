@@ -204,11 +204,10 @@ class BodyFilter(Filter):
     #: with bit commands can check and add keys itself.
     plain_bits: ClassVar[bool] = False
 
-    __slots__ = ("body", "digest", "layout", "might_contain_digest", "shard")
+    __slots__ = ("body", "digest", "layout", "might_contain_digest")
 
     layout: Any  # a Shape of the kind
     body: memoryview
-    shard: int
     #: ``digest(key: bytes) -> int``: the argument of :meth:`writes` and :attr:`might_contain_digest`.
     digest: Callable[[bytes], int]
     #: The same check as ``might_contain`` for a digest.
@@ -258,20 +257,20 @@ class BodyFilter(Filter):
     # The digest gives the shard of a key; the bitmap overrides these to shard by range.
 
     @classmethod
-    def locator(cls, header: Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
-        """Return ``locate(key) -> (shard, digest)`` for a build whose first header is ``header``."""
-        shard = f"(d >> 64) % {header.shards}" if header.shards > 1 else "0"
+    def locator(cls, first: Any, shards: int, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
+        """Return ``locate(key) -> (shard, digest)`` for a build whose first shard has the shape ``first``."""
+        shard = f"(d >> 64) % {shards}" if shards > 1 else "0"
         return compile_function("key", key_hash.names(), f"d = {key_hash.expression}", f"return {shard}, d")
 
     @classmethod
-    def locate_many(cls, header: Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
+    def locate_many(cls, first: Any, shards: int, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
         """Return the shard, and the low and high part of the digest, of each key; all of shape ``(n,)``."""
         low, high = key_hash.digests(keys)
-        return high % np.uint64(header.shards), low, high
+        return high % np.uint64(shards), low, high
 
     @classmethod
-    def checker(cls, header: Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
-        """Return one ``might_contain(key)`` for all shards."""
+    def checker(cls, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
+        """Return one ``might_contain(key)`` for all shards, given in order."""
         names = key_hash.names() | {"checks": [each.might_contain_digest for each in filters]}
         return compile_function(
             "key", names, f"d = {key_hash.expression}", f"return checks[(d >> 64) % {len(filters)}](d)"
@@ -288,8 +287,8 @@ class BodyFilter(Filter):
             )
         self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
 
-    def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview, shard: int = 0) -> None:
-        self.layout, self.key_hash, self.body, self.shard = shape, key_hash, body, shard
+    def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview) -> None:
+        self.layout, self.key_hash, self.body = shape, key_hash, body
         self.capacity, self.error_rate, self.digest = shape.capacity, shape.error_rate, key_hash.digest
         self._ready()
 
@@ -313,7 +312,7 @@ class BodyFilter(Filter):
     def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
         """Return the filter over a frame's ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
         self = cls.__new__(cls)
-        self._attach(cls.trusted_shape(header, key_hash), key_hash, body, header.shard)
+        self._attach(cls.trusted_shape(header, key_hash), key_hash, body)
         return self
 
     def writes(self, digest: int) -> Writes:
@@ -363,7 +362,7 @@ class BodyFilter(Filter):
     def copy(self) -> Self:
         """Return a filter of the same state with its own body on the heap."""
         twin = type(self).__new__(type(self))
-        twin._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)), self.shard)
+        twin._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)))
         return twin
 
     def __eq__(self, other: object) -> bool:

@@ -104,7 +104,7 @@ class ExactBitmap(BodyFilter):
     kind: ClassVar[str] = "bitmap"
     plain_bits: ClassVar[bool] = True
 
-    __slots__ = ("_bits", "_low", "overflow")
+    __slots__ = ("_bits", "overflow")
 
     layout: BitmapShape
     #: The Bloom filter of the keys outside the range, in the same memory.
@@ -166,11 +166,10 @@ class ExactBitmap(BodyFilter):
         if low >> 63:
             low -= 1 << 64
         shape = BloomShape(sizing.check_capacity(overflow), header.error_rate, tuple(sizes))
-        return BitmapShape(header.capacity, header.error_rate, low, span, shape)
+        return BitmapShape(header.capacity, header.error_rate, low + header.shard * span, span, shape)
 
     def _ready(self) -> None:
         shape = self.layout
-        self._low = shape.low + self.shard * shape.span
         self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")
         self.overflow = BloomFilter.__new__(BloomFilter)
         self.overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
@@ -183,13 +182,13 @@ class ExactBitmap(BodyFilter):
         self.digest = compile_function(
             "key",
             names,
-            f"i = unpack(key)[0] - {self._low}",
+            f"i = unpack(key)[0] - {shape.low}",
             f"return i if 0 <= i < {shape.span} else hashed(key) & {MASK60} | {OUTSIDE}",
         )
         self.might_contain = compile_function(
             "key",
             names,
-            f"i = unpack(key)[0] - {self._low}",
+            f"i = unpack(key)[0] - {shape.low}",
             f"return (True if bits[i] else False) if 0 <= i < {shape.span} else overflow(key)",
         )
 
@@ -202,35 +201,34 @@ class ExactBitmap(BodyFilter):
     # The range gives the shard of a key.
 
     @classmethod
-    def locator(cls, header: codec.Header, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
-        shape, shards, hashed = cls.shape_of(header), header.shards, key_hash.digest
+    def locator(cls, first: BitmapShape, shards: int, key_hash: KeyHash) -> Callable[[bytes], tuple[int, int]]:
         return compile_function(
             "key",
-            {"unpack": _UNPACK, "hashed": hashed},
-            f"i = unpack(key)[0] - {shape.low}",
-            f"if 0 <= i < {shape.span * shards}:",
-            f"  return divmod(i, {shape.span})" if shards > 1 else "  return 0, i",
+            {"unpack": _UNPACK, "hashed": key_hash.digest},
+            f"i = unpack(key)[0] - {first.low}",
+            f"if 0 <= i < {first.span * shards}:",
+            f"  return divmod(i, {first.span})" if shards > 1 else "  return 0, i",
             "d = hashed(key)",
             f"return (d >> 64) % {shards}, d & {MASK60} | {OUTSIDE}",
         )
 
     @classmethod
-    def locate_many(cls, header: codec.Header, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
-        shape = cls.shape_of(header)
-        span = np.uint64(shape.span)
+    def locate_many(cls, first: BitmapShape, shards: int, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
         words = key_hash.words(keys)
-        places, outside = _places(words, shape.low, shape.span * header.shards)
-        shards = places // span
-        places -= shards * span
+        places = words - np.uint64(first.low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: correct for keys from low on
+        outside = (words.view(np.int64) < first.low) | (places >= np.uint64(first.span * shards))
+        found = np.zeros(len(places), np.uint64)
+        if shards > 1:
+            np.divmod(places, np.uint64(first.span), out=(found, places))
         if outside.any():
             low, high = key_hash.digests(words[outside].view(np.int64))
-            shards[outside] = high % np.uint64(header.shards)
+            found[outside] = high % np.uint64(shards)
             places[outside] = low | np.uint64(OUTSIDE)
-        return shards, places, np.zeros(len(places), np.uint64)
+        return found, places, np.zeros(len(places), np.uint64)
 
     @classmethod
-    def checker(cls, header: codec.Header, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
-        shape = cls.shape_of(header)
+    def checker(cls, key_hash: KeyHash, filters: list[Any]) -> Callable[[bytes], bool]:
+        shape = filters[0].layout
         names = key_hash.names() | {
             "unpack": _UNPACK,
             "bits": [each._bits for each in filters],
@@ -247,11 +245,7 @@ class ExactBitmap(BodyFilter):
         )
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        words = self.key_hash.words(keys)
-        places, outside = _places(words, self._low, self.layout.span)
-        if outside.any():
-            places[outside] = self.key_hash.digests(words[outside].view(np.int64))[0] | np.uint64(OUTSIDE)
-        return places, None
+        return self.locate_many(self.layout, 1, self.key_hash, keys)[1:]
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         outside = low >= np.uint64(self.layout.span)
@@ -285,11 +279,3 @@ class ExactBitmap(BodyFilter):
     def expected_error_rate(self) -> float:
         """Return the false-positive rate outside the range."""
         return self.overflow.expected_error_rate()
-
-
-def _places(words: U64, low: int, span: int) -> tuple[U64, NDArray[np.bool_]]:
-    """Return each key minus ``low``, and whether it lies outside the ``span``; both of shape ``(n,)``."""
-    keys = words.view(np.int64)
-    places = words - np.uint64(low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: correct for each key that is at least low
-    outside = (keys < low) | (places >= np.uint64(span))
-    return places, outside

@@ -137,17 +137,17 @@ class Layout:
     @cached_property
     def locate(self) -> Callable[[bytes], tuple[int, int]]:
         """``locate(key) -> (shard, digest)``: the shard of a key, and the digest for that shard's filter."""
-        return self.filter_class.locator(self.header, self.key_hash)
+        return self.filter_class.locator(self.shape, self.header.shards, self.key_hash)
 
     def locate_many(self, keys: Keys) -> Iterator[tuple[int, U64, U64]]:
         """Group many keys by shard; yields each shard that has any, with the low and high parts of their digests."""
-        shards, low, high = self.filter_class.locate_many(self.header, self.key_hash, keys)
+        shards, low, high = self.filter_class.locate_many(self.shape, self.header.shards, self.key_hash, keys)
         for shard, mine in self._by_shard(shards):
             yield shard, low[mine], high[mine]
 
     def contains_many(self, filters: Sequence[BodyFilter], keys: Keys) -> NDArray[np.bool_]:
         """Check many keys against the filters of all shards; returns a boolean array of shape ``(n,)``."""
-        shards, low, high = self.filter_class.locate_many(self.header, self.key_hash, keys)
+        shards, low, high = self.filter_class.locate_many(self.shape, self.header.shards, self.key_hash, keys)
         found = np.empty(len(low), bool)
         for shard, mine in self._by_shard(shards):
             found[mine] = filters[shard].contains_digests(low[mine], high[mine])
@@ -191,7 +191,7 @@ class Layout:
         """Return one ``might_contain(key)`` over the filters of all shards, given in order: the fastest check."""
         if len(filters) == 1:
             return filters[0].might_contain
-        return self.filter_class.checker(self.header, self.key_hash, list(filters))
+        return self.filter_class.checker(self.key_hash, list(filters))
 
 
 def _recent_sizes(capacity: int, shards: int) -> tuple[int, ...]:

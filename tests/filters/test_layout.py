@@ -71,6 +71,19 @@ def test_a_bulk_write_is_found_in_every_way(built):
     assert sum(check(key(number)) for number in strangers) / len(strangers) < 0.02
 
 
+def test_a_shard_is_a_filter_of_its_own(built):
+    """It answers its keys without the layout; so does one that is read again from its bytes."""
+    layout, _, filters = built
+    for number in range(-200, 25_000, 7):
+        filters[layout.locate(key(number))[0]].add(key(number))
+    again = [type(each).from_bytes(each.to_bytes(), SECRET) for each in filters]
+
+    for number in range(-200, 25_000, 7):
+        shard, digest = layout.locate(key(number))
+        assert filters[shard].might_contain_digest(digest)
+        assert again[shard].might_contain(key(number))
+
+
 def test_every_shard_is_used_and_none_is_too_large():
     """Shards are at most of the size asked for, and keys fall to all of them."""
     for kind in KINDS:
