@@ -38,7 +38,6 @@ _PARTS = 1_024
 _STEP = 633
 
 _MAPS = 4  # maps to keep: a guard may need two during its rebuild
-_NO_NODE = -1
 
 
 @lru_cache(1 << 16)
@@ -62,33 +61,27 @@ def spread(build: str, shard: int) -> str:
     return _tags()[(_slot(build) + shard * _STEP) % _PARTS]
 
 
-@dataclass(frozen=True)
-class ClusterMap:
-    """Cluster nodes with their ``identities``; ``holders`` has for each slot the index of its node, or -1."""
-
-    nodes: tuple[Address, ...]
-    identities: tuple[str, ...]
-    holders: tuple[int, ...]
-    identity: str
-
-    def holder(self, key: str) -> int:
-        """Return the index of the node that holds ``key``; raises :class:`StoreUnavailable` if none does."""
-        found = self.holders[_slot(key)]
-        if found == _NO_NODE:
-            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO")
-        return found
-
-    def commands_to(self, node: int, commands: Sequence[Command]) -> NodeCommands:
-        """Return commands to the node with this index, which must have its identity of this map."""
-        return NodeCommands(self.nodes[node], commands, self.identities[node])
-
-
-class NodeCommands(NamedTuple):
-    """Commands to the node at ``address``, which must have the given ``identity``, if any."""
+class Node(NamedTuple):
+    """The node at ``address``; its replies count only with this ``identity``, if one is known."""
 
     address: Address
-    commands: Sequence[Command]
     identity: str | None = None
+
+
+@dataclass(frozen=True)
+class ClusterMap:
+    """Cluster nodes, and for each slot the node that holds it, or ``None``."""
+
+    nodes: tuple[Node, ...]
+    holders: tuple[Node | None, ...]
+    identity: str
+
+    def holder(self, key: str) -> Node:
+        """Return the node that holds ``key``; raises :class:`StoreUnavailable` if none does."""
+        found = self.holders[_slot(key)]
+        if found is None:
+            raise StoreUnavailable("the cluster has slots that no node serves; see CLUSTER INFO")
+        return found
 
 
 class ClusterLink:
@@ -109,10 +102,10 @@ class ClusterLink:
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Send each command to the node of its key, then read all replies: see :meth:`.Link.trip`."""
         known = self._map(identity)
-        numbers: dict[int, list[int]] = {}
+        numbers: dict[Node, list[int]] = {}
         for number, (key, _) in enumerate(commands):
             numbers.setdefault(known.holder(key), []).append(number)
-        queries = [known.commands_to(node, [commands[number] for number in some]) for node, some in numbers.items()]
+        queries = [(node, [commands[number] for number in some]) for node, some in numbers.items()]
         replies: list[Any] = [None] * len(commands)
         for some, (_, found) in zip(numbers.values(), self._query(queries)):
             for number, reply in zip(some, found):
@@ -121,9 +114,7 @@ class ClusterLink:
 
     def send_to_all(self, *words: object) -> list[Any]:
         """Send one command without a key to every node, and return the replies."""
-        known = self._map(None)
-        queries = [known.commands_to(node, [("", words)]) for node in range(len(known.nodes))]
-        return [reply for _, (reply,) in self._query(queries)]
+        return [reply for _, (reply,) in self._query([(node, [("", words)]) for node in self._map(None).nodes])]
 
     def identity(self) -> str:
         """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
@@ -159,7 +150,7 @@ class ClusterLink:
         failure: StoreError = StoreUnavailable("no address of a cluster node is known; check the url")
         for address in dict.fromkeys([*self._seeds, *self._nodes]):
             try:
-                [(_, (slots,))] = self._query([NodeCommands(address, [("", ("CLUSTER", "SLOTS"))])])
+                [(_, (slots,))] = self._query([(Node(address), [("", ("CLUSTER", "SLOTS"))])])
             except StoreError as error:
                 failure = error
                 continue
@@ -168,31 +159,31 @@ class ClusterLink:
         raise failure
 
     def _described(self, slots: Sequence[Any], asked: Address) -> ClusterMap:
-        numbers: dict[Address, int] = {}
-        ranges: dict[int, list[tuple[int, int]]] = {}
-        holders = [_NO_NODE] * REDIS_CLUSTER_HASH_SLOTS
+        ranges: dict[Address, list[tuple[int, int]]] = {}
         for first, last, (host, port, *_), *_ in slots:
             # A node that does not know its own host name is reached by the address that was queried.
             address = (host.decode() if host and host != b"?" else asked[0]), int(port)
-            node = numbers.setdefault(address, len(numbers))
-            ranges.setdefault(node, []).append((first, last))
-            holders[first : last + 1] = [node] * (last + 1 - first)
-        self._nodes = tuple(numbers)
-        answers = self._query([NodeCommands(address, [("", ("PING",))]) for address in numbers])
-        identities = tuple(identity for identity, _ in answers)
-        ranges_held = sorted(f"{identities[node]} {sorted(some)}" for node, some in ranges.items())
-        digest = hashlib.sha256("\n".join(ranges_held).encode()).hexdigest()
-        return ClusterMap(tuple(numbers), identities, tuple(holders), f"cluster:{digest[:40]}")
+            ranges.setdefault(address, []).append((first, last))
+        self._nodes = tuple(ranges)
+        answers = self._query([(Node(address), [("", ("PING",))]) for address in ranges])
+        nodes = tuple(Node(address, identity) for address, (identity, _) in zip(ranges, answers))
+        holders: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
+        for node, some in zip(nodes, ranges.values()):
+            for first, last in some:
+                holders[first : last + 1] = [node] * (last + 1 - first)
+        held = sorted(f"{node.identity} {sorted(some)}" for node, some in zip(nodes, ranges.values()))
+        digest = hashlib.sha256("\n".join(held).encode()).hexdigest()
+        return ClusterMap(nodes, tuple(holders), f"cluster:{digest[:40]}")
 
     # -- the nodes
 
-    def _query(self, queries: Sequence[NodeCommands]) -> list[tuple[str, list[Any]]]:
+    def _query(self, queries: Sequence[tuple[Node, Sequence[Command]]]) -> list[tuple[str, list[Any]]]:
         """Send the commands to all nodes, then read each one's identity and replies; raises :class:`StoreError`."""
         calls: list[Call] = []
         try:
-            for address, commands, _ in queries:
-                calls.append(self._link(address).send(commands))
-            return [call.identified(each.identity) for call, each in zip(calls, queries)]
+            for node, commands in queries:
+                calls.append(self._link(node.address).send(commands))
+            return [call.identified(node.identity) for call, (node, _) in zip(calls, queries)]
         finally:
             for call in calls:
                 call.abandon()
@@ -209,7 +200,11 @@ class ClusterLink:
 
         Otherwise their connections stay half open.
         """
-        known = {*self._seeds, *self._nodes}.union(*[kept.nodes for kept in list(self._maps.values())])
+        known = {
+            *self._seeds,
+            *self._nodes,
+            *(node.address for kept in list(self._maps.values()) for node in kept.nodes),
+        }
         for address in set(self._links) - known:
             gone = self._links.pop(address, None)
             with suppress(Exception):
