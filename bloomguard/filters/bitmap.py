@@ -257,9 +257,7 @@ class ExactBitmap(BodyFilter):
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         inside = low < np.uint64(self.layout.span)
         found = np.zeros(len(low), bool)
-        positions = low[inside].view(np.int64)
-        cells = np.frombuffer(self.body, np.uint8)
-        found[inside] = cells[positions >> 3] << (positions & 7).astype(np.uint8) >= 128
+        found[inside] = bulk.test_at(np.frombuffer(self.body, np.uint8), low[inside].view(np.int64))
         if not inside.all():
             found[~inside] = self.overflow.contains_digests(low[~inside] & np.uint64(MASK60))
         return found

@@ -160,6 +160,12 @@ def set_at(cells: NDArray[np.uint8], positions: I64) -> None:
         offsets, masks = offsets[lost], masks[lost]
 
 
+def test_at(cells: NDArray[np.uint8], positions: I64) -> NDArray[np.bool_]:
+    """Return for each of ``positions`` whether its bit is set."""
+    found: NDArray[np.bool_] = cells[positions >> 3] << (positions & 7).astype(np.uint8) >= 128
+    return found
+
+
 def with_bits(cells: NDArray[np.uint8], positions: I64) -> tuple[I64, NDArray[np.uint8]]:
     """Return the offsets of the bytes that contain the bits, each once, and their values with the bits set."""
     ordered = np.sort(positions)

@@ -27,7 +27,7 @@ from zlib import adler32, crc32
 from bitarray import bitarray
 
 from ..exceptions import CorruptFilter, TooLarge
-from .bulk import np, set_at, with_bits
+from .bulk import np, set_at, test_at, with_bits
 
 if TYPE_CHECKING:
     from .bulk import I64
@@ -265,8 +265,7 @@ class Frame:
 
     def has_many_bits(self, positions: I64) -> bool:
         """Return whether all bits of many are set."""
-        cells = np.frombuffer(self._data, np.uint8)[positions >> 3]
-        return bool(((cells << (positions & 7).astype(np.uint8)) >= 128).all())
+        return bool(test_at(np.frombuffer(self._data, np.uint8), positions).all())
 
     def _start(self) -> int:
         """Mark the frame dirty; returns the checksum before the change."""

@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...filters import CorruptFilter
-from ...filters.bulk import np
+from ...filters.bulk import np, set_at
 from ...filters.codec import TAG_OFFSET
 from ...filters.layout import Layout
 from .commands import Command, Part
@@ -137,20 +137,27 @@ class Bits(ShardCommands):
         positions, size = self.layout.written_positions(low), self.layout.header.frame_bytes
         if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
             return self.sets(shard, np.sort(positions).tolist())
-        header, key = self.layout.headers[shard], self.keys[shard]
         image = np.zeros(size, np.uint8)  # without tags, so that a shard that is missing stays invalid
-        masks = (128 >> (positions & 7)).astype(np.uint8)
-        np.bitwise_or.at(image, header.body_offset + (positions >> 3), masks)
-
+        set_at(image, self.body_bit + positions)
+        key = self.keys[shard]
         sent = f"{key}:add:{token_hex(8)}"  # in the slot of the shard
+        commands, check = self._joins(shard, sent)
+        send: Command = (key, ("SETRANGE", sent, 0, image.tobytes()))
+        return Part([send, *commands], lambda replies: check(replies[1:]))
+
+    def _joins(self, shard: int, sent: str) -> Part:
+        """Return the commands that OR the bits at the key ``sent`` into a shard, and delete that key."""
+        key, size = self.keys[shard], self.layout.header.frame_bytes
 
         def check(replies: Sequence[Any]) -> None:
-            _, _, removed, tags = replies
+            joined, removed, tags = replies
             self.check_tags(shard, tags)
             if removed != 1:
                 raise CorruptFilter(f"{sent} was evicted, perhaps before its bits were in {key}")
+            if joined != size:
+                raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {size:,}")
 
-        words = ("SETRANGE", sent, 0, image.tobytes()), ("BITOP", "OR", key, key, sent), ("UNLINK", sent)
+        words = ("BITOP", "OR", key, key, sent), ("UNLINK", sent)
         return Part([*((key, each) for each in words), self.command(shard)], check)
 
     def sets(self, shard: int, positions: Sequence[int]) -> Part:
@@ -169,11 +176,5 @@ class Bits(ShardCommands):
         Raises :class:`CorruptFilter` if a shard is missing, and :class:`StoreError`.
         """
         for shard, (key, frame) in enumerate(zip(self.keys, draft.frames)):
-            gathered = gather(store, key, frame, identity)
-            words = ("BITOP", "OR", key, key, gathered), ("UNLINK", gathered)
-            joined, removed, tags = store.load([*((key, each) for each in words), self.command(shard)], identity)
-            self.check_tags(shard, tags)
-            if removed != 1:
-                raise CorruptFilter(f"{gathered} was evicted, perhaps before its bits were in {key}")
-            if joined != len(frame.buffer):
-                raise CorruptFilter(f"{key} has {joined:,} bytes; its header says {len(frame.buffer):,}")
+            commands, check = self._joins(shard, gather(store, key, frame, identity))
+            check(store.load(commands, identity))
