@@ -12,7 +12,7 @@ found after one node was emptied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from math import inf
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import redis
 from django.conf import settings
-from django.core.checks import CheckMessage, Info, Warning
+from django.core.checks import CheckMessage, Warning
 from redis.exceptions import NoScriptError
 
 from ...conf import PAGES
@@ -35,15 +35,13 @@ from .connection import Link
 from .cuckoo import with_script
 from .generation import RedisGeneration
 from .loading import Draft, journal_key, load_key, make
-from .topology import ClusterServers, find_servers, options_of_cache
+from .topology import ClusterServers, find_servers
 
 _CLUSTER_SHARD_BYTES = 2 << 20  # with a billion keys, each of 64 nodes has its share to within a seventh
 _LISTS = 8  # copies of the hash in a Cluster, spread over the nodes
 _TOGETHER = 256  # keys of one round trip
 _LAST_CELL = ROWS * COLUMNS - 1
 _MAX_REQUEST_TIMEOUT = 0.5  # seconds that a request may wait without a warning
-#: Options that make a client read from replicas.
-_REPLICA_READS = ("read_from_replicas", "load_balancing_strategy")
 
 
 class RedisStore(Store):
@@ -229,7 +227,17 @@ class RedisStore(Store):
         return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
-        found = [] if self._cache is None else list(check_cache(self._cache))
+        found: list[CheckMessage] = []
+        if self._cache is not None and not _has_timeout(settings.CACHES.get(self._cache, {})):
+            found.append(
+                Warning(
+                    f"CACHES[{self._cache!r}] has no SOCKET_TIMEOUT.",
+                    hint="The guards' store has its own timeouts, but while the server is down, requests that pass can "
+                    "wait for the cache without a limit. Set SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT, in seconds, in "
+                    f"CACHES[{self._cache!r}]['OPTIONS'].",
+                    id="bloomguard.W023",
+                )
+            )
         seconds = self._request_timeout
         if seconds > _MAX_REQUEST_TIMEOUT:
             found.append(
@@ -308,40 +316,13 @@ def check_timeouts(alias: str, **timeouts: Any) -> None:
             )
 
 
-def check_cache(alias: str) -> Iterator[CheckMessage]:
-    """Check the settings of the django-redis cache whose servers a store uses; no server is queried."""
-    configured = settings.CACHES.get(alias, {})
+def _has_timeout(configured: dict[str, Any]) -> bool:
+    """Return whether a django-redis cache has a timeout for replies; no server is queried."""
     options: dict[str, Any] = configured.get("OPTIONS", {})
-    location = configured.get("LOCATION", "")
-    urls = location.split(",") if isinstance(location, str) else [str(each) for each in location]
-    if not _has_timeout(options, urls):
-        yield Warning(
-            f"CACHES[{alias!r}] has no SOCKET_TIMEOUT.",
-            hint="The guards' store has its own timeouts, but while the server is down, requests that pass can wait "
-            "for the cache without a limit. Set SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT, in seconds, in "
-            f"CACHES[{alias!r}]['OPTIONS'].",
-            id="bloomguard.W023",
-        )
-    if options.get("IGNORE_EXCEPTIONS", getattr(settings, "DJANGO_REDIS_IGNORE_EXCEPTIONS", False)):
-        yield Info(
-            f"CACHES[{alias!r}] ignores exceptions (IGNORE_EXCEPTIONS).",
-            hint="The guards' store does not: it uses only the address and the login, and detects every failed add.",
-            id="bloomguard.I024",
-        )
-    given = options_of_cache(configured)
-    replicas = len(urls) > 1 and "Sentinel" not in str(options.get("CLIENT_CLASS", ""))
-    if replicas or any(given.get(name) for name in _REPLICA_READS):
-        yield Info(
-            f"CACHES[{alias!r}] may read from replicas.",
-            hint="The guards' store never does, since a replica may lack the latest adds: of several addresses in "
-            "LOCATION it uses the first, which has to be the primary, and in a Cluster the primaries.",
-            id="bloomguard.I025",
-        )
-
-
-def _has_timeout(options: dict[str, Any], urls: list[str]) -> bool:
     if options.get("SOCKET_TIMEOUT") or options.get("CONNECTION_POOL_KWARGS", {}).get("socket_timeout"):
         return True
+    location = configured.get("LOCATION", "")
+    urls = location.split(",") if isinstance(location, str) else [str(each) for each in location]
     try:
         return all("socket_timeout" in redis.connection.parse_url(url) for url in urls)  # type: ignore[no-untyped-call]
     except ValueError:

@@ -248,14 +248,10 @@ def _client_of(alias: str, cache: str) -> Any:
         raise StoreUnavailable(f"the client of CACHES[{cache!r}] cannot be created: {error}") from error
 
 
-def options_of_cache(configured: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of the django-redis cache ``configured``, and those that it passes to its connections."""
-    options = configured.get("OPTIONS", {})
-    return {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
-
-
 def _secrets_of_cache(cache: str) -> list[str]:
-    return secrets_of({name.lower(): value for name, value in options_of_cache(settings.CACHES[cache]).items()})
+    options = settings.CACHES[cache].get("OPTIONS", {})
+    known = {**options, **options.get("REDIS_CLIENT_KWARGS", {}), **options.get("CONNECTION_POOL_KWARGS", {})}
+    return secrets_of({name.lower(): value for name, value in known.items()})
 
 
 def _of_client(alias: str, cache: str, client: Any) -> Servers:
