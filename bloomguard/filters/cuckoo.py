@@ -137,53 +137,18 @@ class CuckooFilter(BodyFilter):
         self._moves: Any = word.cast("I") if sys.byteorder == "little" else np.frombuffer(word, "<u4")
         self.spill = BloomFilter.__new__(BloomFilter)
         self.spill._attach(shape.spill, self.key_hash, self.body[shape.spill_offset :])
-        self.might_contain = self._compile("key", self.key_hash.expression)
-        self.might_contain_digest = self._compile("digest", "digest")
-        self.discard = self._compile_discard()
+        self._compile()
 
-    def _names(self) -> dict[str, Any]:
-        """Return the names for compiled checks, without the filter itself, which would make a reference cycle."""
-        has_spilled = self.spill.might_contain_digest
-        return {"moves": self._moves, "unpack": self._unpack, "table": self._table, "has_spilled": has_spilled}
-
-    def _compile(self, argument: str, digest: str) -> Callable[[Any], bool]:
-        buckets, size, other = self.layout.buckets, self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
-        names = self._names() | {"look_again": partial(_look_again, self.layout, *self._names().values())}
-        return compile_function(
-            argument,
-            names | self.key_hash.names(),
-            *self._placing(digest),
-            "before = moves[0]",
-            f"if f in unpack(table, {size} * a) or f in unpack(table, {size} * ({other})): return True",
-            f"if before == moves[0] < {SPILLED}: return False",
-            f"b = {other}",
-            f"if before == moves[0] and not has_spilled(f * {buckets} + (a if a < b else b) & {MASK60}): return False",
-            "return look_again(d)",
-        )
-
-    def _compile_discard(self) -> Callable[[bytes], bool]:
-        """Compile a discard that applies its changes at once: in a filter of one process nothing else needs them."""
-        size, other = self.layout.bucket_bytes, _OTHER.format(self.layout.buckets)
-        names = self._names() | {"slots": self._table.cast(CODES[self.layout.bits])}
-        return compile_function(
-            "key",
-            names | self.key_hash.names(),
-            *self._placing(self.key_hash.expression),
-            f"s = unpack(table, {size} * a)",
-            "if f not in s:",
-            f" a = {other}",
-            f" s = unpack(table, {size} * a)",
-            " if f not in s: return False",
-            "word = moves[0]",
-            f"moves[0] = word + 1 & {SPILLED - 1} | word & {SPILLED}",
-            f"slots[{SLOTS} * a + s.index(f)] = 0",
-            "return True",
-        )
-
-    def _placing(self, digest: str) -> list[str]:
-        """Return the source of :meth:`CuckooShape.place`, without the second bucket."""
+    def _compile(self) -> None:
+        """Compile the checks and the discard; they do not refer to the filter, which would make a reference cycle."""
         shape = self.layout
-        return [f"d = {digest}", f"f = d >> {128 - shape.bits} or 1", f"a = (d & {MASK60}) % {shape.buckets}"]
+        names: dict[str, Any] = {"moves": self._moves, "unpack": self._unpack, "table": self._table}
+        names["has_spilled"] = self.spill.might_contain_digest
+        names["look_again"] = partial(_look_again, shape, **names)
+        names |= {"slots": self._table.cast(CODES[shape.bits])} | self.key_hash.names()
+        self.might_contain = compile_function("key", names, *_check(shape, self.key_hash.expression))
+        self.might_contain_digest = compile_function("digest", names, *_check(shape, "digest"))
+        self.discard = compile_function("key", names, *_discard(shape, self.key_hash.expression))
 
     def _bucket(self, bucket: int) -> tuple[int, ...]:
         slots: tuple[int, ...] = self._unpack(self._table, bucket * self.layout.bucket_bytes)
@@ -199,14 +164,18 @@ class CuckooFilter(BodyFilter):
         return self._spill_writes(*place) if writes is None else writes
 
     def _writes(self, fingerprint: int, first: int, second: int) -> Writes | None:
-        """Return the changes that write one more fingerprint to the table; ``None`` if there is no room."""
+        """Return the changes that write one more fingerprint to the table; ``None`` if there is no room.
+
+        If twins fill both buckets, so that no move can make room, the changes move them to the spill.
+        """
         for bucket in (first, second):
             slots = self._bucket(bucket)
             if 0 in slots:
                 return [self._put(bucket, slots.index(0), fingerprint)]
         path = self._path(first, second)
         if path is None:
-            return None
+            is_alone = all(slot == fingerprint for bucket in (first, second) for slot in self._bucket(bucket))
+            return self._spill_writes(fingerprint, first, second) if is_alone else None
         changes: Writes = []
         word = self._moves[0]
         for (to, at), (bucket, slot) in pairwise(path):
@@ -225,10 +194,6 @@ class CuckooFilter(BodyFilter):
             copies = [slot for slot, other in enumerate(self._bucket(bucket)) if other == fingerprint]
             changes += [self._put(bucket, slot, 0) for slot in copies]
         return changes
-
-    def _is_alone(self, fingerprint: int, first: int, second: int) -> bool:
-        """Return whether twins fill both of their buckets, so that no move can make room for one more."""
-        return all(slot == fingerprint for bucket in (first, second) for slot in self._bucket(bucket))
 
     def _has_spilled(self, fingerprint: int, bucket: int) -> bool:
         if self._moves[0] < SPILLED:
@@ -339,8 +304,43 @@ class CuckooFilter(BodyFilter):
         return float(1 - denied * (1 - self.spill.expected_error_rate()))
 
 
+def _place(shape: CuckooShape, digest: str) -> list[str]:
+    """Return the source of :meth:`CuckooShape.place`, without the second bucket."""
+    return [f"d = {digest}", f"f = d >> {128 - shape.bits} or 1", f"a = (d & {MASK60}) % {shape.buckets}"]
+
+
+def _check(shape: CuckooShape, digest: str) -> list[str]:
+    buckets, size, other = shape.buckets, shape.bucket_bytes, _OTHER.format(shape.buckets)
+    return [
+        *_place(shape, digest),
+        "before = moves[0]",
+        f"if f in unpack(table, {size} * a) or f in unpack(table, {size} * ({other})): return True",
+        f"if before == moves[0] < {SPILLED}: return False",
+        f"b = {other}",
+        f"if before == moves[0] and not has_spilled(f * {buckets} + (a if a < b else b) & {MASK60}): return False",
+        "return look_again(d)",
+    ]
+
+
+def _discard(shape: CuckooShape, digest: str) -> list[str]:
+    """Return the source of a discard at once: in a filter of one process nothing else needs the changes."""
+    size, other = shape.bucket_bytes, _OTHER.format(shape.buckets)
+    return [
+        *_place(shape, digest),
+        f"s = unpack(table, {size} * a)",
+        "if f not in s:",
+        f" a = {other}",
+        f" s = unpack(table, {size} * a)",
+        " if f not in s: return False",
+        "word = moves[0]",
+        f"moves[0] = word + 1 & {SPILLED - 1} | word & {SPILLED}",
+        f"slots[{SLOTS} * a + s.index(f)] = 0",
+        "return True",
+    ]
+
+
 def _look_again(
-    shape: CuckooShape, moves: Any, unpack: Any, table: memoryview, has_spilled: Callable[[int], bool], digest: int
+    shape: CuckooShape, digest: int, *, moves: Any, unpack: Any, table: memoryview, has_spilled: Callable[[int], bool]
 ) -> bool:
     """Repeat a check during which a writer moved something; after too many moves return ``True``, the safe answer."""
     fingerprint, *pair = shape.place(digest)

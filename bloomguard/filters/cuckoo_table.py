@@ -233,12 +233,9 @@ def _make_room(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) 
             break
         done += 1
         fingerprint, first, second = (int(each[index]) for each in places)
-        place = fingerprint, first, second
         if filter._has_spilled(fingerprint, first):
             continue
-        writes = filter._writes(*place)
-        if writes is None and filter._is_alone(*place):
-            writes = filter._spill_writes(*place)
+        writes = filter._writes(fingerprint, first, second)
         if writes is None:
             failed.append(index)
         else:

@@ -255,8 +255,6 @@ class ScalableCuckooFilter(LayeredFilter):
         place = self.layers[-1].layout.place(self.key_hash.digest(key))
         for layer in reversed(self.layers):
             writes = layer._writes(*place)
-            if writes is None and layer._is_alone(*place):
-                writes = layer._spill_writes(*place)
             if writes is not None:
                 layer._apply(writes)
                 return
