@@ -211,14 +211,6 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
     Both halves are rows of ``scratch``, which has shape ``(4, n or more)``.
     """
     h1, h2, k, spare = scratch[:, : len(words)]
-    if words.shape[1] == 1 and not suffix:  # one word: both halves start at 0, and the second one stays 0
-        np.multiply(words[:, 0], np.uint64(_C1), out=h1)
-        _rotl(h1, 31, spare)
-        h1 *= np.uint64(_C2)
-        h1 ^= np.uint64(8)
-        h1 += np.uint64(8)
-        np.add(h1, np.uint64(8), out=h2)
-        return _finish(h1, h2, spare)
     h1.fill(0)
     h2.fill(0)
     tail = [int.from_bytes(suffix[at : at + 8], "little") for at in range(0, len(suffix), 8)]
@@ -245,10 +237,6 @@ def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]
         h ^= np.uint64(8 * count)
     h1 += h2
     h2 += h1
-    return _finish(h1, h2, spare)
-
-
-def _finish(h1: U64, h2: U64, spare: U64) -> tuple[U64, U64]:
     _fmix(h1, spare)
     _fmix(h2, spare)
     h1 += h2
