@@ -133,15 +133,14 @@ class FileStore(Store):
                     layout = bound(layout, guard, name, place)
                     disk.allocate(fd, size)
                     mapped = mmap.mmap(fd, size)
-                    buffers = _split(mapped, layout)
-                    for header, buffer in zip(layout.headers, buffers):
+                    for header, buffer in zip(layout.headers, _split(mapped, layout)):
                         Frame.format(header, buffer)
                 except BaseException:
                     path.unlink()
                     raise
         except OSError as error:
             raise StoreError(f"cannot make {wanted}: {self._cannot('write', error)}") from error
-        return FileGeneration(name, layout, buffers, WriteLock(path, place), mapped, path)
+        return FileGeneration(name, layout, mapped, path, place)
 
     def open(self, guard: str, name: str, find_key_hash: FindKeyHash, identity: str | None = None) -> Generation:
         path = self._file(guard, name)
@@ -158,7 +157,7 @@ class FileStore(Store):
         except OSError as error:
             raise StoreError(self._cannot("read", error)) from error
         layout = self._layout(guard, name, place, Header.unpack(memoryview(mapped)), size, find_key_hash)
-        return FileGeneration(name, layout, _split(mapped, layout), WriteLock(path, place), mapped, path)
+        return FileGeneration(name, layout, mapped, path, place)
 
     def drop(self, guard: str, name: str) -> None:
         try:
@@ -232,70 +231,63 @@ class FileStore(Store):
 
     def check(self) -> list[CheckMessage]:
         if not self.path.is_absolute():
-            return [
-                Warning(
-                    f"the store {self.alias!r} has the relative path {str(self.path)!r}: each working directory has "
-                    "another folder of that name.",
-                    hint=f"Set {_option(self.alias)} to an absolute path, such as BASE_DIR / 'filters'. A process with "
-                    "another working directory would not find the filters, and its writes disable the guards.",
-                    id="bloomguard.W140",
-                )
-            ]
+            return self._warning(
+                f"has the relative path {str(self.path)!r}: each working directory has another folder of that name.",
+                "an absolute path, such as BASE_DIR / 'filters'. A process with another working directory would not "
+                "find the filters, and its writes disable the guards.",
+                id="bloomguard.W140",
+            )
         # Not by Path.exists(), which before Python 3.14 raises an error in a folder that this user may not search.
         existing = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
         if not os.access(existing, os.W_OK | os.X_OK):
-            return [
-                Warning(
-                    f"the store {self.alias!r} cannot write {existing} as user {os.geteuid()}.",
-                    hint=f"Set {_option(self.alias)} to a private folder of this user on a local disk.",
-                    id="bloomguard.W110",
-                )
-            ]
+            return self._warning(
+                f"cannot write {existing} as user {os.geteuid()}.",
+                "a private folder of this user on a local disk.",
+                id="bloomguard.W110",
+            )
         try:
             if self.path.exists():
                 check_folder(self.path, may_be_link=True)
         except (NotPrivate, OSError) as error:
-            return [
-                Warning(
-                    f"the store {self.alias!r} is not used: {error}.",
-                    hint=f"Set {_option(self.alias)} to a private folder (to a folder inside, which will be made, if "
-                    "this is a mount), or run this as the user of the workers.",
-                    id="bloomguard.W037",
-                )
-            ]
-        return self._check_disk()
-
-    def _check_disk(self) -> list[CheckMessage]:
-        kind = disk.filesystem_of(self.path)
-        place = f"the store {self.alias!r} is on a file system of type {kind}, at {self.path}"
-        option = _option(self.alias)
-        if kind in disk.NETWORK:
-            problem = (
-                "if the network fails, a worker that reads a mapped file blocks or is killed, and other hosts do not "
-                "trust the filters that this one wrote."
+            return self._warning(
+                f"is not used: {error}.",
+                "a private folder (to a folder inside, which will be made, if this is a mount), or run this as the "
+                "user of the workers.",
+                id="bloomguard.W037",
             )
-            hint = f"Set {option} to a folder on a local disk; several hosts need a Redis store."
-            return [Warning(f"{place}: {problem}", hint=hint, id="bloomguard.W026")]
+        kind = disk.filesystem_of(self.path)
+        place = f"is on a file system of type {kind}, at {self.path}"
+        if kind in disk.NETWORK:
+            return self._warning(
+                f"{place}: if the network fails, a worker that reads a mapped file blocks or is killed, and other "
+                "hosts do not trust the filters that this one wrote.",
+                "a folder on a local disk; several hosts need a Redis store.",
+                id="bloomguard.W026",
+            )
         if kind in disk.OVERLAY:
-            problem = "its filters are lost with the container, and other containers cannot read them."
-            hint = f"Set {option} to a volume of the host and run rebuild_filter there, or use a Redis store."
-            return [Warning(f"{place}: {problem}", hint=hint, id="bloomguard.W027")]
+            return self._warning(
+                f"{place}: its filters are lost with the container, and other containers cannot read them.",
+                "a volume of the host and run rebuild_filter there, or use a Redis store.",
+                id="bloomguard.W027",
+            )
         if kind in disk.MEMORY:
-            problem = "its filters use memory and are lost by a restart."
+            problem = f"the store {self.alias!r} {place}: its filters use memory and are lost by a restart."
             hint = "Run rebuild_filter --if-needed at every start; until it has finished, every request passes."
-            return [Info(f"{place}: {problem}", hint=hint, id="bloomguard.I028")]
+            return [Info(problem, hint=hint, id="bloomguard.I028")]
         return []
+
+    def _warning(self, problem: str, path: str, id: str) -> list[CheckMessage]:
+        """Return the warning that the store has this problem until its path is set to ``path``."""
+        return [Warning(f"the store {self.alias!r} {problem}", hint=f"Set {_option(self.alias)} to {path}", id=id)]
 
 
 class FileGeneration(FrameGeneration):
     """A generation in a mapped file."""
 
-    def __init__(
-        self, name: str, layout: Layout, buffers: list[memoryview], lock: WriteLock, mapped: mmap.mmap, path: Path
-    ) -> None:
+    def __init__(self, name: str, layout: Layout, mapped: mmap.mmap, path: Path, place: str) -> None:
         self._mapped = mapped
         self._path = path
-        super().__init__(name, layout, buffers, lock)
+        super().__init__(name, layout, _split(mapped, layout), WriteLock(path, place))
 
     def seal(self) -> None:
         """Write the file to the disk, then its folder. Raises :class:`StoreError`."""
