@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from .base import Keys
-    from .bulk import I64, U64
+    from .bulk import I64, U64, Parts
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,10 @@ class BloomShape(Shape):
     def offsets(self) -> tuple[int, ...]:
         """First byte of each partition."""
         return tuple(accumulate(map(self.part_bytes, self.sizes[:-1]), initial=0))
+
+    def parts(self, body: memoryview) -> list[memoryview]:
+        """Return the bytes of each partition."""
+        return [body[offset : offset + self.part_bytes(size)] for offset, size in zip(self.offsets, self.sizes)]
 
     @property
     def body_bytes(self) -> int:  # padded to a multiple of 8
@@ -202,10 +206,7 @@ class BloomFilter(PartitionedFilter):
         return BloomShape(header.capacity, header.error_rate, header.parameters)
 
     def _ready(self) -> None:
-        self._partitions = tuple(
-            bitarray(buffer=self.body[offset : offset + -(-size // 8)], endian="big")
-            for offset, size in zip(self.layout.offsets, self.layout.sizes)
-        )
+        self._partitions = [bitarray(buffer=part, endian="big") for part in self.layout.parts(self.body)]
         self.might_contain = self._compile("key", self.key_hash.expression)
         self.might_contain_digest = self._compile("digest", "digest")
 
@@ -256,10 +257,14 @@ class BloomFilter(PartitionedFilter):
         return all(body[at >> 3] & 128 >> (at & 7) for at in locations)
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        bulk.set_bits(self.body, self.layout.offsets, self.layout.sizes, low)
+        bulk.set_bits(self._cells(), low)
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
-        return bulk.test_bits(self.body, self.layout.offsets, self.layout.sizes, low)
+        return bulk.test_bits(self._cells(), low)
+
+    def _cells(self) -> Parts:
+        parts = self.layout.parts(self.body)
+        return [(np.frombuffer(part, np.uint8), size) for part, size in zip(parts, self.layout.sizes)]
 
     def _used(self) -> list[tuple[int, int]]:
         return [(int(bits.count(1, 0, size)), size) for bits, size in zip(self._partitions, self.layout.sizes)]

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     np = numpy
     U64 = NDArray[np.uint64]
     I64 = NDArray[np.int64]
+    #: The bytes of each partition, and its size in bits.
+    Parts = Sequence[tuple[NDArray[np.uint8], int]]
 else:
 
     class _Numpy:
@@ -102,20 +104,13 @@ def remainders(low: U64, size: int, out: U64) -> I64:
     return out.view(np.int64)
 
 
-def partitions(body: memoryview, offsets: Sequence[int], sizes: Sequence[int]) -> list[tuple[NDArray[np.uint8], int]]:
-    """Return the bytes of each partition, and its size in bits."""
-    cells = np.frombuffer(body, np.uint8)
-    return [(cells[offset : offset + -(-size // 8)], size) for offset, size in zip(offsets, sizes)]
-
-
-def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64) -> None:
+def set_bits(parts: Parts, low: U64) -> None:
     """Set the bits of digests, given their low 60 bits, one partition at a time.
 
     If the digests are many for the size of the filter, an array of one byte (*flag*) per bit is filled and packed. The
     threads share it, which is safe because all of them only write the byte 1. If they are few, packing would take
     longer than setting the bits in place, where each partition is one thread's.
     """
-    parts = partitions(body, offsets, sizes)
     flag_bytes = 8 * max(len(part) for part, _ in parts)
     if len(low) * _FEW < flag_bytes:
         # A page of a rebuild is fewer: another core reads the next page meanwhile.
@@ -128,7 +123,7 @@ def set_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low
         flags.fill(False)
 
 
-def _set_in_place(parts: list[tuple[NDArray[np.uint8], int]], low: U64, indices: range) -> None:
+def _set_in_place(parts: Parts, low: U64, indices: range) -> None:
     scratch = np.empty(min(_SCATTERED, len(low)), np.uint64)
     for index in indices:
         part, size = parts[index]
@@ -178,9 +173,8 @@ def with_bits(cells: NDArray[np.uint8], positions: I64) -> tuple[I64, NDArray[np
     return offsets, cells[offsets] | np.bitwise_or.reduceat(masks, starts)
 
 
-def test_bits(body: memoryview, offsets: Sequence[int], sizes: Sequence[int], low: U64) -> NDArray[np.bool_]:
+def test_bits(parts: Parts, low: U64) -> NDArray[np.bool_]:
     """Return whether all bits of each digest are set; a boolean array of shape ``(n,)``."""
-    parts = partitions(body, offsets, sizes)
     found = np.ones(len(low), bool)
 
     def worker(starts: range) -> None:

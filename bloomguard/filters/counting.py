@@ -68,10 +68,7 @@ class CountingBloomFilter(PartitionedFilter):
 
     def _ready(self) -> None:
         self._limit = (1 << self.cell_bits) - 1
-        self._parts = tuple(
-            self.body[offset : offset + self.layout.part_bytes(size)]
-            for offset, size in zip(self.layout.offsets, self.layout.sizes)
-        )
+        self._parts = self.layout.parts(self.body)
 
     def might_contain(self, key: bytes) -> bool:
         """Return whether no counter of ``key`` is 0."""
