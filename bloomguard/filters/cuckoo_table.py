@@ -258,8 +258,6 @@ def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
 
 
 def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
-    if not len(first):
-        return
     filter.spill.add_digests(_twins(filter.layout, fingerprints, first, second))
     filter._moves[0] = count_move(filter._moves[0]) | SPILLED
     table = slots_of(filter)

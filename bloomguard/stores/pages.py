@@ -39,9 +39,9 @@ class Page(NamedTuple):
 
 def cells_of(page: bytes) -> array[int]:
     """Return the numbers of a page, row by row; raises :class:`StoreError` if its length is wrong."""
-    cells = array("I", page) if len(page) == PAGE_BYTES else None
-    if cells is None or cells.itemsize != 4:
+    if len(page) != PAGE_BYTES:
         raise StoreError(f"a page of metrics has {PAGE_BYTES:,} bytes; this one has {len(page):,}")
+    cells = array("I", page)
     if sys.byteorder == "little":
         cells.byteswap()
     return cells

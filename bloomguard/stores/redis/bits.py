@@ -12,7 +12,7 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...filters import CorruptFilter
-from ...filters.bulk import np, set_at
+from ...filters.bulk import np
 from ...filters.codec import TAG_OFFSET
 from ...filters.layout import Layout
 from .commands import Command, Part
@@ -138,7 +138,8 @@ class Bits(ShardCommands):
         if _BIT_BYTES * len(positions) < size or size > _MOST_IMAGE_BYTES:
             return self.sets(shard, np.sort(positions).tolist())
         image = np.zeros(size, np.uint8)  # without tags, so that a shard that is missing stays invalid
-        set_at(image, self.body_bit + positions)
+        masks = (128 >> (positions & 7)).astype(np.uint8)
+        np.bitwise_or.at(image, (self.body_bit + positions) >> 3, masks)
         key = self.keys[shard]
         sent = f"{key}:add:{token_hex(8)}"  # in the slot of the shard
         commands, check = self._joins(shard, sent)
