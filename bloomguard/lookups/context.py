@@ -187,32 +187,29 @@ def compare_rows(context: LookupContext, guard: Guard, value: Any, result: Any) 
     """
     if guard in context.shadowed or not (result is None or isinstance(result, (list, tuple))):
         return  # a request counts once, even with several queries
-    try:
-        context.shadowed = (*context.shadowed, guard)
-        guard._runtime.counters[WOULD_BLOCK]()
-        if result and _filter_denies(guard, value):
-            _count_harm(guard, "a query found a row that the filter does not have. Run verify_filter")
-    except Exception as error:
-        log_once.error(error, "bloomguard could not compare a query in shadow mode, because of an internal error")
+    context.shadowed = (*context.shadowed, guard)
+    harm = "a query found a row that the filter does not have. Run verify_filter" if result else ""
+    _count_would_be(guard, value, harm)
 
 
 def compare_status(guard: Guard, value: Any, status: int) -> None:
     """Count a request that ``guard`` would have answered 404 at its route; the site answered ``status``.
 
-    Any status but 404 and 410 differs, a redirect too. A row that was created after the check is no error: the filter
-    has it by now. May read the state rows. Never raises.
+    Any status but 404 and 410 differs, a redirect too. May read the state rows. Never raises.
     """
+    harm = f"it would have answered 404 in place of {status}. Does the view answer without a row?"
+    _count_would_be(guard, value, "" if status in (404, 410) else harm)
+
+
+def _count_would_be(guard: Guard, value: Any, harm: str) -> None:
+    """Count what ``guard`` would have answered; also as a ``harm``, unless the filter has got the row meanwhile."""
     try:
         guard._runtime.counters[WOULD_BLOCK]()
-        if status not in (404, 410) and _filter_denies(guard, value):
-            _count_harm(guard, f"it would have answered 404 in place of {status}. Does the view answer without a row?")
+        if harm and _filter_denies(guard, value):
+            guard._runtime.counters[WOULD_HARM]()
+            log_once.log(logging.ERROR, "bloomguard: guard %s in shadow mode: %s", guard.name, harm)
     except Exception as error:
-        log_once.error(error, "bloomguard could not compare a response in shadow mode")
-
-
-def _count_harm(guard: Guard, what: str) -> None:
-    guard._runtime.counters[WOULD_HARM]()
-    log_once.log(logging.ERROR, "bloomguard: guard %s in shadow mode: %s", guard.name, what)
+        log_once.error(error, "bloomguard could not compare in shadow mode, because of an internal error")
 
 
 def _filter_denies(guard: Guard, value: Any) -> bool:
