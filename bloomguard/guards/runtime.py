@@ -271,8 +271,8 @@ class GuardRuntime:
             return WRITING
         if row is None or (before is not None and before.source != row.source):
             return LEASE
-        if self._guard.scope is not None:  # another generation may have given the answer
-            return LEASE if before is None or before.change != row.change else None
+        if self._guard.scope is not None and (before is None or before.change != row.change):
+            return LEASE  # another generation, built from other scopes, may have given the answer
         return None if self._guard._meta.place.certain_alias(row.source) else AMBIGUOUS
 
     def _is_check_due(self) -> bool:

@@ -238,7 +238,7 @@ class Scopes(Place):
 
     def covers(self, state: State, key: bytes) -> bool:
         """Return whether the active generation of ``state`` was built from the scope of ``key`` too."""
-        return bool(self.certain_alias(state.source)) and self._holds(state, state.active, scope_of(key))
+        return self._holds(state, state.active, scope_of(key))
 
     def has_written(self, using: str, generation: str) -> bool:
         """Return whether ``generation``, the active one, was built from the scope of the last statement of ``using``.

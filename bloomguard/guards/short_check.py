@@ -51,7 +51,7 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
 
         return begin_again
     if guard.scope is not None:
-        return _knows_nothing
+        return lambda known, value, absent=True: None
     cache, model = active.negative_cache, guard.model
 
     def check(known: Known, value: Any, absent: bool = True) -> Decision | None:
@@ -96,7 +96,3 @@ def short_check(guard: Guard, runtime: GuardRuntime) -> ShortCheck:
         return decision
 
     return check
-
-
-def _knows_nothing(known: Known, value: Any, absent: bool = True) -> None:
-    return None
