@@ -1,13 +1,14 @@
 """Match URL patterns to guards by what the view looks up: ``routes = "auto"``.
 
 A pattern matches if its view is a generic view of Django whose own code looks up one object by the guard's field. For
-every other pattern, :class:`NotFound` gives the reason.
+every other pattern, :func:`why_not_found` gives the reason.
 """
 
 from __future__ import annotations
 
 import datetime
 import inspect
+import logging
 from abc import ABCMeta
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
@@ -30,62 +31,62 @@ from ..guards import Guard, registry
 from ..guards.fields import EXACT, is_own_sql
 from ..lookups.query import RowLookup, concrete, is_plain
 from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
-from .patterns import Pattern
+from .patterns import Detail, Pattern
 
-
-class NotFound(Exception):
-    """The guard does not match the pattern; the message is the reason."""
-
-
-def find_kwargs(guard: Guard, pattern: Pattern) -> tuple[str, ...]:
-    """Return the kwargs by which ``guard`` can guard ``pattern``. Raises :class:`NotFound` if it cannot."""
-    shown = pattern.shown
-    if shown is None:
-        raise NotFound("its view is not a generic view of one object")
-    if not issubclass(concrete(shown.model), concrete(guard.model)):
-        raise NotFound(f"its view shows one {shown.model._meta.label}")
-    if not issubclass(shown.cls, SingleObjectMixin):
-        raise NotFound("REST framework renders its own 404")
-    *_, view = layers(pattern.callback)
-    if not is_class_based(view):
-        raise NotFound("its view is not made by as_view()")
-    if closed := why_view_is_closed(view):
-        raise NotFound(closed)
-    if not looks_up_first(shown.cls):
-        raise NotFound(f"{shown.cls.__name__}.get does not begin with get_object()")
-    if shown.cls.get_object is not SingleObjectMixin.get_object:
-        raise NotFound(f"{shown.cls.__name__} looks up more than one field")
-    try:
-        [field] = guard._meta.fields
-    except (ValueError, ConfigurationError):
-        raise NotFound(f"its view looks up one field, and the guard {guard.name!r} several") from None
-    lookup = RowLookup(guard, shown.model)
-    found = {name: column for name in shown.looked_up if lookup.compares(column := column_of(shown.model, name))}
-    if not found:
-        raise NotFound(f"its view looks up {' and '.join(shown.looked_up)}, and the guard {guard.name!r} {field.name}")
-    name, column = next(iter(found.items()))
-    if column.get_lookup("exact") not in EXACT:
-        raise NotFound(f"{column} compares values in the project's own way")
-    if own := why_own_queryset(shown.model, shown.queryset):
-        raise NotFound(own)
-    queryset: Any = shown.model._default_manager.all() if shown.queryset is None else shown.queryset
-    if own := why_own_query(guard, queryset, shown.looked_up):
-        raise NotFound(own)
-    query = queryset.query
-    if type(query) is not Query or not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
-        raise NotFound(f"its view may show rows that are not in the filter of the guard {guard.name!r}")
-    return (shown.looked_up[name],)
+logger = logging.getLogger("bloomguard")
 
 
 def why_not_found(guard: Guard, pattern: Pattern) -> str:
     """Return why ``guard`` does not match ``pattern`` automatically; empty if it does."""
     try:
-        find_kwargs(guard, pattern)
-    except NotFound as reason:
-        return str(reason)
+        return _why_not_found(guard, pattern)
     except Exception as error:  # the view's own error
+        logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
         return f"reading its view raises {type(error).__name__}"
+
+
+def _why_not_found(guard: Guard, pattern: Pattern) -> str:
+    shown = pattern.shown
+    if shown is None:
+        return "its view is not a generic view of one object"
+    if not issubclass(concrete(shown.model), concrete(guard.model)):
+        return f"its view shows one {shown.model._meta.label}"
+    if not issubclass(shown.cls, SingleObjectMixin):
+        return "REST framework renders its own 404"
+    *_, view = layers(pattern.callback)
+    if not is_class_based(view):
+        return "its view is not made by as_view()"
+    if closed := why_view_is_closed(view):
+        return closed
+    if not looks_up_first(shown.cls):
+        return f"{shown.cls.__name__}.get does not begin with get_object()"
+    if shown.cls.get_object is not SingleObjectMixin.get_object:
+        return f"{shown.cls.__name__} looks up more than one field"
+    try:
+        [field] = guard._meta.fields
+    except (ValueError, ConfigurationError):
+        return f"its view looks up one field, and the guard {guard.name!r} several"
+    found = looked_up_by(guard, shown)
+    if not found:
+        return f"its view looks up {' and '.join(shown.looked_up)}, and the guard {guard.name!r} {field.name}"
+    column = column_of(shown.model, next(iter(found)))
+    if column.get_lookup("exact") not in EXACT:
+        return f"{column} compares values in the project's own way"
+    if own := why_own_queryset(shown.model, shown.queryset):
+        return own
+    queryset: Any = shown.model._default_manager.all() if shown.queryset is None else shown.queryset
+    if own := why_own_query(guard, queryset, shown.looked_up):
+        return own
+    query, lookup = queryset.query, RowLookup(guard, shown.model)
+    if type(query) is not Query or not is_plain(query) or query.is_sliced or not lookup.is_alive(query):
+        return f"its view may show rows that are not in the filter of the guard {guard.name!r}"
     return ""
+
+
+def looked_up_by(guard: Guard, shown: Detail) -> dict[str, str]:
+    """Return the part of ``shown.looked_up`` that compares fields of ``guard``."""
+    compares = RowLookup(guard, shown.model).compares
+    return {name: kwarg for name, kwarg in shown.looked_up.items() if compares(column_of(shown.model, name))}
 
 
 def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) -> str:
@@ -100,9 +101,7 @@ def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) 
         return "its view looks up a date too, and its 404 may say so"
     if any(getattr(shown.cls, name) is not getattr(SingleObjectMixin, name) for name in ("get_object", "get_queryset")):
         return ""  # the project's own code decides which row it is
-    lookup = RowLookup(guard, shown.model)
-    compared = [kwarg for name, kwarg in shown.looked_up.items() if lookup.compares(column_of(shown.model, name))]
-    if set(kwargs) <= set(compared):
+    if set(kwargs) <= set(looked_up_by(guard, shown).values()):
         return ""
     return f"its view looks up {' and '.join(shown.looked_up)} of {shown.model._meta.label}"
 

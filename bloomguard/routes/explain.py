@@ -30,7 +30,7 @@ from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .discovery import column_of, models_named_by, reason_against, why_not_found
+from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
 from .openness import ELSEWHERE, LAST, MISSING, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
@@ -107,12 +107,14 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
                 continue
             fields = " and ".join(field.name for field in guard._meta.fields)
             by_kwargs.append((guard, f"if its view looks up one {guard.model._meta.label} by {fields}{why}"))
-        elif shown is not None and issubclass(shown.model, concrete(guard.model)):
-            compares = RowLookup(guard, shown.model).compares
-            columns = [column_of(shown.model, name) for name in shown.looked_up]
-            if len(guard._meta.fields) == 1 and any(map(compares, columns)):
-                why = why_not_found(guard, pattern) if guard.routes == AUTO else ""
-                yield guard, f"its view's own query{why and f'; not before the view: {why}'}"
+        elif (
+            shown is not None
+            and issubclass(shown.model, concrete(guard.model))
+            and len(guard._meta.fields) == 1
+            and looked_up_by(guard, shown)
+        ):
+            why = why_not_found(guard, pattern) if guard.routes == AUTO else ""
+            yield guard, f"its view's own query{why and f'; not before the view: {why}'}"
     *_, view = layers(pattern.callback)
     models = models_named_by(view) if len(by_kwargs) > 1 else ()
     named = [each for each in by_kwargs if any(issubclass(model, concrete(each[0].model)) for model in models)]

@@ -23,7 +23,7 @@ from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import log_once, own_lock
-from .discovery import NotFound, column_of, find_kwargs, why_another_lookup
+from .discovery import column_of, looked_up_by, why_another_lookup, why_not_found
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
@@ -167,14 +167,11 @@ def _view_of(pattern: Pattern) -> tuple[Any, Any]:
 
 
 def _found(guard: Guard, pattern: Pattern, known: Sequence[Pattern]) -> Iterator[GuardedRoute]:
-    shown = pattern.shown
-    if shown is None or not issubclass(concrete(shown.model), concrete(guard.model)):
+    if pattern.shown is None or why_not_found(guard, pattern):  # `guard_routes` shows the reason
         return
+    kwargs = tuple(looked_up_by(guard, pattern.shown).values())[:1]
     try:
-        kwargs = find_kwargs(guard, pattern)
         yield _route(guard, pattern, kwargs, known, _why_shared(pattern, kwargs, known))
-    except NotFound:  # `guard_routes` shows the reason
-        pass
     except Exception as error:  # skip this view; the other routes are still guarded
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
 

@@ -35,7 +35,7 @@ from django.views.generic.detail import BaseDetailView, SingleObjectMixin
 from django.views.generic.edit import BaseDeleteView, BaseUpdateView
 from django.views.generic.list import MultipleObjectMixin
 
-from bloomguard.routes.discovery import NotFound, find_kwargs
+from bloomguard.routes.discovery import why_not_found
 from bloomguard.routes.explain import rows_of_pattern
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import guarded_routes, table_for
@@ -67,12 +67,9 @@ def taken(settings, guard, view, route="p/<int:pk>/", extra=None):
     """The kwarg that the guard takes from the view's pattern; the reason if it leaves the view alone."""
     settings.ROOT_URLCONF = urlconf(path(route, view, extra or {}, name="view"))
     [pattern] = patterns()
-    try:
-        found = find_kwargs(guard, pattern)
-    except NotFound as reason:
-        return str(reason)
-    assert [route.kwargs for route in guarded_routes(guard)] == [found]
-    return found
+    reason, routes = why_not_found(guard, pattern), guarded_routes(guard)
+    assert len(routes) == (not reason)
+    return reason or routes[0].kwargs
 
 
 # -- the view's own methods
