@@ -63,8 +63,9 @@ class GuardsCommand(_Command):
     def handle(self, *args: Any, **options: Any) -> None:
         self._is_quiet = not options["verbosity"]
         self._is_verbose = not (self._is_quiet or options["json"])
+        stopping = _stopped_as_by_ctrl_c() if self._called_from_command_line else nullcontext()
         try:
-            with _stopped_as_by_ctrl_c() if self._called_from_command_line else nullcontext():
+            with ExitStack() as self._bar, stopping:
                 guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
                 if not guards:
                     raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
@@ -82,21 +83,22 @@ class GuardsCommand(_Command):
 
     def write(self, text: str) -> None:
         """Print ``text``, unless figures are printed as JSON, or ``--verbosity 0`` is given."""
+        self._bar.close()
         if self._is_verbose:
             self.stdout.write(text)
 
-    def progress(self, guard: Guard, bars: ExitStack) -> Callable[[int, int], None]:
-        """Return a function that shows progress, in a bar that closes the one before it in ``bars``."""
+    def progress(self, guard: Guard) -> Callable[[int, int], None]:
+        """Return a function that shows progress, in a bar that closes the one before it."""
         bar: tqdm[Any] | None = None
 
         def show(done: int, total: int) -> None:
             nonlocal bar
             if bar is None:
-                bars.close()
+                self._bar.close()
                 # `None` shows it on a terminal alone: cron would mail every step.
                 off = True if self._is_quiet else None
                 bar = tqdm(desc=guard.name, unit=" rows", unit_scale=True, disable=off, file=sys.stderr)
-                bars.enter_context(bar)
+                self._bar.enter_context(bar)
             bar.total = total
             bar.update(done - bar.n)
 

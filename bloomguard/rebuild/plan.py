@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils import timezone
@@ -23,6 +23,8 @@ from .sources import Sources
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+Result = TypeVar("Result")
+
 #: Capacity of a new filter as a multiple of today's rows, unless the guard declares one.
 HEADROOM = 1.5
 SMALLEST_CAPACITY = 1_000
@@ -34,8 +36,6 @@ STALE = 0.25
 SHORTEST_GROWTH = timedelta(hours=1)
 #: Growth is counted from a build that is at least this much older than the last one.
 _GROWTH_BASE = timedelta(days=1)
-
-
 #: Errors that say enough without a traceback.
 EXPECTED = (BloomGuardError, FilterError, Error)
 
@@ -87,6 +87,14 @@ def failure(guard: Guard, error: Exception) -> RebuildError:
     failed = RebuildError(f"{guard.name}: {why or what}")
     failed.__cause__ = error
     return failed
+
+
+def attempt(guard: Guard, work: Callable[[], Result]) -> Result | RebuildError:
+    """Return what ``work`` returns for ``guard``, or its error, so that the other guards are worked on as well."""
+    try:
+        return work()
+    except Exception as error:
+        return failure(guard, error)
 
 
 def missing_table(guard: Guard) -> str:

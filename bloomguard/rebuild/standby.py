@@ -25,7 +25,7 @@ from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from .locks import is_alive
-from .plan import failure, open_active
+from .plan import attempt, open_active
 
 logger = logging.getLogger("bloomguard")
 
@@ -130,12 +130,7 @@ def is_over(guard: Guard, state: State) -> bool:
 
 def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
     """Roll several guards back with one wait for all; return the state row or an error for each, in their order."""
-    outcomes: list[State | RebuildError] = []
-    for guard in guards:
-        try:
-            outcomes.append(roll_back(guard))
-        except Exception as error:
-            outcomes.append(failure(guard, error))
+    outcomes = [attempt(guard, partial(roll_back, guard)) for guard in guards]
     rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
     _after_all_know([partial(retire, guard, state) for guard, state in rolled_back], sleep)
     return outcomes

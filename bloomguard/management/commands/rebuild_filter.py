@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -14,7 +15,7 @@ from ...guards import Guard
 from ...models import GuardState
 from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
-from ...rebuild.plan import Need, Report, assess, failure
+from ...rebuild.plan import Need, Report, assess, attempt
 from ...state.table import table
 from .. import GuardsCommand, counted, named, refuse_unmigrated, seconds, size_in_words
 
@@ -87,10 +88,9 @@ class Command(GuardsCommand):
     def _plan(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         figures: Figures = []
         for guard in guards:
-            try:
-                plan = self._rebuild(guard, options).plan()
-            except Exception as error:
-                figures.append(failure(guard, error))
+            plan = attempt(guard, self._rebuild(guard, options).plan)
+            if isinstance(plan, RebuildError):
+                figures.append(plan)
                 continue
             figures.append(named(plan))
             self.write(
@@ -111,12 +111,7 @@ class Command(GuardsCommand):
         return figures
 
     def _build_needed(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
-        found: dict[Guard, Need | RebuildError] = {}
-        for guard in guards:
-            try:
-                found[guard] = assess(guard, options["max_age"])
-            except Exception as error:
-                found[guard] = failure(guard, error)
+        found = {guard: attempt(guard, partial(assess, guard, options["max_age"])) for guard in guards}
         needs = {guard: need for guard, need in found.items() if isinstance(need, Need)}
         for need in needs.values():
             if need.reasons:
@@ -140,15 +135,14 @@ class Command(GuardsCommand):
     def _build(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         if options["verbosity"]:
             self._warn_of_first_builds(guards)
-        with ExitStack() as bars:
-            more = {"keep_standby": options["keep_standby"]}
-            rebuilds = [self._rebuild(guard, options, progress=self.progress(guard, bars), **more) for guard in guards]
-            try:
-                outcomes = run_all(rebuilds)
-            except KeyboardInterrupt:
-                done = ", ".join(each.guard.name for each in rebuilds if each.published) or "none"
-                self.interrupted = f"interrupted (rebuilt before: {done})"
-                raise
+        more = {"keep_standby": options["keep_standby"]}
+        rebuilds = [self._rebuild(guard, options, progress=self.progress(guard), **more) for guard in guards]
+        try:
+            outcomes = run_all(rebuilds)
+        except KeyboardInterrupt:
+            done = ", ".join(each.guard.name for each in rebuilds if each.published) or "none"
+            self.interrupted = f"interrupted (rebuilt before: {done})"
+            raise
         for report in outcomes:
             if isinstance(report, Report):
                 self.write(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -13,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import RebuildError
 from ...guards import Guard
 from ...rebuild import Rebuild, run_all
-from ...rebuild.plan import failure
+from ...rebuild.plan import attempt
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
 from .. import GuardsCommand, named, refuse_unmigrated
 
@@ -37,20 +36,17 @@ class Command(GuardsCommand):
         refuse_unmigrated()
         found, problems = dict[Guard, Findings](), list[Exception]()
         for guard in guards:
-            try:
-                with ExitStack() as bars:
-                    progress = self.progress(guard, bars)
-                    verification = Verification(guard, sample=options["sample"], progress=progress)
-                    found[guard] = verification.run()
-            except Exception as error:
-                problems.append(failure(guard, error))
+            verification = Verification(guard, sample=options["sample"], progress=self.progress(guard))
+            findings = attempt(guard, verification.run)
+            if isinstance(findings, RebuildError):
+                problems.append(findings)
             else:
-                self.write(_summary(found[guard], "rows" if verification.sample is None else "rows of the sample"))
+                found[guard] = findings
+                self.write(_summary(findings, "rows" if verification.sample is None else "rows of the sample"))
         wrong = [guard for guard, findings in found.items() if findings.missing]
         repaired = list[Guard]()
         if options["repair"]:
-            with ExitStack() as bars:
-                outcomes = run_all([Rebuild(guard, progress=self.progress(guard, bars)) for guard in wrong])
+            outcomes = run_all([Rebuild(guard, progress=self.progress(guard)) for guard in wrong])
             for guard, outcome in zip(wrong, outcomes):
                 if isinstance(outcome, RebuildError):
                     problems.append(outcome)
