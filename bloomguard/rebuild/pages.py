@@ -30,20 +30,26 @@ class Scan:
     """How a page of keys is read as one value.
 
     ``gather`` is the SQL aggregate over ``bloomguard_key``; without one, rows are fetched while the server sends them,
-    and the value is the list of what ``pack(rows)`` made of a few at a time. ``unpack(value, rows)`` returns the keys,
-    and raises :class:`RebuildError` if some are missing.
+    and the value is the list of what ``pack(rows)`` made of a few at a time. ``keys_of(value)`` returns the keys.
 
     Pages are in the order of the keys, and ``last(value)`` returns the key after which the next page begins: to find
     the greatest one would take the database a tenth of the scan. Each database gathers in the order of the page; if it
     did not, the next page would repeat rows, and none would be lost. With ``by_pk`` they are in the order of the
-    primary key, an integer, and ``unpack`` may return a wrong number of keys: such a page is read by rows.
+    primary key, an integer, and a page with a wrong number of keys is read by rows.
     """
 
     gather: str
-    unpack: Callable[[Any, int], Any]
+    keys_of: Callable[[Any], Any]
     last: Callable[[Any], Any] | None = None
     pack: Callable[[Sequence[Any]], Any] = list
     by_pk: bool = False
+
+    def unpack(self, value: Any, rows: int) -> Any:
+        """Return the keys of ``rows``. Raises :class:`RebuildError` if their number differs."""
+        keys = self.keys_of(value)
+        if len(keys) != rows * (16 if isinstance(keys, bytes) else 1):
+            raise RebuildError(f"{rows} rows of a page have another number of keys: the column has other values too")
+        return keys
 
 
 #: Rows that are Python objects at a time: more of them do not stay in the processor's cache.
@@ -101,24 +107,14 @@ def _packed_integers(rows: Sequence[Any]) -> Any:
         raise RebuildError("a page holds other values than integers: the column has other values too") from None
 
 
-def _integers(numbers: Any, rows: int) -> Any:
-    if len(numbers) != rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(numbers)} integers: the column has other values too")
-    return numbers
-
-
-def _binary_integers(gathered: Any, rows: int) -> Any:
-    return _integers(np.frombuffer(gathered, ">i8").astype(np.int64), rows)
-
-
-def _decimal_integers(gathered: Any, rows: int) -> Any:
+def _decimal_integers(gathered: str) -> Any:
     try:
         numbers: Any = np.fromstring(gathered, np.int64, sep=",")
     except (ValueError, DeprecationWarning):
         numbers = []
     # Older versions of numpy only warn, and return the part that they could parse.
     whole = len(numbers) > 0 and gathered.rpartition(",")[2] == str(numbers[-1])
-    return _integers(numbers if whole else numbers[:-1], rows)
+    return numbers if whole else numbers[:-1]
 
 
 def _last_integer(gathered: str) -> int:
@@ -128,18 +124,11 @@ def _last_integer(gathered: str) -> int:
         raise RebuildError("a page of integers ends otherwise: the column has other values too") from None
 
 
-def _uuids(data: bytes, rows: int) -> bytes:
-    if len(data) != 16 * rows:
-        raise RebuildError(f"{rows} rows of a page hold {len(data)} bytes of UUIDs: the column has other values too")
-    return data
-
-
-def _hexadecimal_uuids(gathered: str, rows: int) -> bytes:
+def _hexadecimal_uuids(gathered: str) -> bytes:
     try:
-        data = bytes.fromhex(gathered.replace("-", ""))  # which skips the spaces
+        return bytes.fromhex(gathered.replace("-", ""))  # which skips the spaces
     except ValueError:
-        data = b""
-    return _uuids(data, rows)
+        return b""
 
 
 def _last_stored(gathered: str) -> str:
@@ -152,34 +141,34 @@ def _last_stored(gathered: str) -> str:
 _SEPARATOR = "\x01"
 
 
-def _texts(gathered: str, rows: int) -> list[bytes]:
+def _texts(gathered: str) -> list[bytes]:
     return gathered.encode().split(_SEPARATOR.encode())
 
 
 SCANS = {
     ("postgresql", "integer"): Scan(
         "string_agg(int8send(bloomguard_key::int8), ''::bytea)",
-        _binary_integers,
+        lambda gathered: np.frombuffer(gathered, ">i8").astype(np.int64),
         lambda gathered: int.from_bytes(gathered[-8:], "big", signed=True),
     ),
     ("sqlite", "integer"): Scan("group_concat(bloomguard_key, ',')", _decimal_integers, _last_integer),
-    ("mysql", "integer"): Scan("", lambda packed, rows: np.concatenate(packed), pack=_packed_integers),
+    ("mysql", "integer"): Scan("", lambda packed: np.concatenate(packed), pack=_packed_integers),
     ("postgresql", "uuid"): Scan(
         "string_agg(uuid_send(bloomguard_key), ''::bytea)",
-        lambda gathered, rows: _uuids(bytes(gathered), rows),
+        bytes,
         lambda gathered: uuid.UUID(bytes=bytes(gathered[-16:])),
     ),
     ("sqlite", "uuid"): Scan("group_concat(bloomguard_key, ' ')", _hexadecimal_uuids, _last_stored),
     ("mysql", "uuid"): Scan(
         "",
-        lambda packed, rows: _hexadecimal_uuids(" ".join(packed), rows),
+        lambda packed: _hexadecimal_uuids(" ".join(packed)),
         pack=lambda rows: " ".join(text or "" for (text,) in rows),
     ),
     ("postgresql", "text"): Scan("string_agg(coalesce(bloomguard_key::text, chr(1)), chr(1))", _texts, by_pk=True),
     ("sqlite", "text"): Scan("group_concat(coalesce(bloomguard_key, char(1)), char(1))", _texts, by_pk=True),
     ("mysql", "text"): Scan(
         "",
-        lambda packed, rows: list(chain.from_iterable(packed)),
+        lambda packed: list(chain.from_iterable(packed)),
         pack=lambda rows: [text.encode() for text, _ in rows if type(text) is str],
         by_pk=True,
     ),

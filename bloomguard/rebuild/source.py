@@ -301,7 +301,7 @@ class Source:
             sql, parameters = page[:size].query.get_compiler(self.using).as_sql()
             gathered, rows, end = self._fetch(scan, sql, parameters)
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
-                keys = scan.unpack(gathered, rows)
+                keys = scan.keys_of(gathered)
                 if len(keys) != rows or (rows == size and (type(end) is not int or self._has_several(end))):
                     yield from self._from_rows(last)
                     return

@@ -686,7 +686,7 @@ def test_uuids_of_another_length_stop_the_scan(each_database):
     """The same for UUIDs."""
     for hexadecimal in ("123", "1234"):
         with pytest.raises(RebuildError, match="other values"):
-            pages._hexadecimal_uuids(hexadecimal, 1)
+            pages.SCANS["sqlite", "uuid"].unpack(hexadecimal, 1)
 
 
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
