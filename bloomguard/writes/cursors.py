@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from sqlite3 import complete_statement
 from typing import Any
@@ -129,6 +129,9 @@ def _hook_driver(connection: Any) -> None:
                 if kind is not CursorWrapper:
                     wrap(kind, name, partial(_following_itself, name))
     driver = connection.connection
+    # A pool's object in its place keeps what is set on it for itself; the driver's cursor knows the driver's own.
+    with suppress(AttributeError, connection.Database.Error), closing(driver.cursor()) as cursor:
+        driver = cursor.connection
     factory: Any = getattr(driver, "cursor_factory", None)
     factory = getattr(factory, "unhooked", factory)  # a pool may have given this connection out before
     names = [name for name in _DRIVER_METHODS if hasattr(factory, name)]

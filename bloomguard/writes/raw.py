@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any
 
 from django.db import Error, connections
-from django.db.backends.utils import CursorWrapper
 
 from ..guards import Guard, registry
 from ..process import LogOnce
@@ -343,9 +342,10 @@ def _site() -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
-        # A package's method of the cursor, such as django-cachalot's, only passes the statement on.
+        # What takes a cursor and its statement only passes them on: the driver, and packages such as django-cachalot.
         cursor, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
-        if not (is_library or (isinstance(cursor, CursorWrapper) and isinstance(sql, (str, bytes)))):
+        is_sql = isinstance(sql, (str, bytes)) or hasattr(sql, "as_string")
+        if not (is_library or (is_sql and hasattr(cursor, "execute"))):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         outermost, frame = frame, frame.f_back  # type: ignore[assignment]
     return f"{outermost.f_code.co_filename}:{outermost.f_lineno}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from django.db import connections, transaction
-from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
+from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3, sql
+from django.db.backends.signals import connection_created
 
 from bloomguard.guards import registry
 from bloomguard.state.row import ARMED, FENCED
@@ -163,3 +164,36 @@ def test_a_write_by_a_tracers_cursor_fences(monkeypatch):
     by_djangos_cursor(lambda cursor: cursor.execute(INSERT, (7, "x")))
 
     assert status("product") == FENCED
+
+
+class Pooled:
+    """What a pool gives Django for the driver's connection, as `django-db-connection-pool` does: it passes calls on."""
+
+    def __init__(self, driver):
+        self.driver = driver
+
+    def __getattr__(self, name):
+        return getattr(self.driver, name)
+
+
+@ways
+def test_a_write_by_a_connection_of_a_pool_fences(way, monkeypatch):
+    """Which keeps what is set on it, such as a factory of cursors, from the driver's own connection."""
+    connection = connections["postgresql"]
+    connection.ensure_connection()
+    driver = connection.connection
+    driver.cursor_factory = driver.cursor_factory.unhooked
+    monkeypatch.setattr(connection, "connection", Pooled(driver))
+    connection_created.send(type(connection), connection=connection)
+    way(lambda driver: driver.execute(INSERT, (7, "x")))
+
+    assert status("product") == FENCED
+
+
+@ways
+def test_the_warning_names_the_place_that_sent_the_statement(way, caplog):
+    """Not one in the driver, which is the same for all statements."""
+    way(lambda driver: driver.execute(sql.SQL(INSERT), (7, "x")))
+
+    assert f"{__file__}:" in caplog.text
+    assert "psycopg" not in caplog.text
