@@ -4,10 +4,10 @@
     writer has ended -> copy the bits that were set meanwhile, and verify -> publish -> drop the original
 
 The original must be complete. Only the state row proves that: it must name the original as the active generation of an
-armed guard, and must be unchanged when the copy is announced. The row names one store, so the announcement is a fence:
-requests pass until the copy is published, which takes about two seconds and the time to read both filters. As after
-every fence, writers delay their commits until no process answers from the original, and add to the copy only. Writers
-that added to the original have ended before its bits are read for the last time.
+armed guard, and must be unchanged when the copy is announced. As in each rebuild that moves a filter, the announcement
+is a fence: requests pass until the copy is published, which takes about two seconds and the time to read both filters.
+Writers that have read it add to the copy only; those that added to the original have ended before its bits are read for
+the last time.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from django.utils import timezone
-from django.utils.text import Truncator
-
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import KeysSummary, Layout
 from ..guards import Guard
-from ..state.row import ARMED, FENCED, State
+from ..state.row import ARMED, State
 from ..stores import Generation, Store, stores
 from . import standby
 from .plan import open_active, refuse_without_room
@@ -108,15 +105,11 @@ class FilterCopy(Rebuild):
         assert self._from is not None
         return self._from.source
 
-    def fence_replaced(self) -> bool:
-        """Do nothing: the announcement is the fence."""
-        return False
+    def _why_fenced(self, seen: State) -> str:
+        return f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
 
-    def _replacing(self, seen: State) -> dict[str, Any]:
-        # The row still names the original: so writers wait until no process answers from it.
-        reason = f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
-        fenced = {"status": FENCED, "fenced_at": timezone.now(), "reason": Truncator(reason).chars(200)}
-        return {**fenced, "standby": "", "standby_until": None}
+    def _log_fenced(self, reason: str) -> None:
+        """Log nothing: the copy is published in a moment, and needs no rebuild."""
 
     def retire(self, state: State) -> None:
         """Drop the original: no process has answered from it since the fence."""

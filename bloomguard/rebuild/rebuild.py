@@ -4,7 +4,8 @@
     has read the row and every earlier writer has ended -> scan -> verify -> publish by compare-and-set -> drop the old
 
 The previous generation stays active until the publication, also if the rebuild fails or is killed. It is fenced before
-only if the guard is refused, because it may already deny rows, or if its store or database was replaced.
+only if the guard is refused, because it may already deny rows, or by the announcement, if that names another store or
+database: one row cannot name both.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ class Rebuild:
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
         self._last_heartbeat, self._name = clock(), ""
-        self._replaced = ""  # the active generation of another store, which this rebuild has fenced
         self._generation: Generation | None = None
         self._stored: Sequence[str] = ()
         self._seen = State(guard.name)
@@ -131,40 +131,19 @@ class Rebuild:
     def prepare(self) -> None:
         """Do what takes long and can be done before the announcement: nothing here."""
 
-    def fence_replaced(self) -> bool:
-        """Fence an active generation of another store, database, or life of it; return whether there was one.
-
-        Processes with a lease on the older row still answer from it: :data:`EXPIRY_SECONDS` must pass before
-        :meth:`announce`, by which writers stop adding to it.
-        """
-        refuse_transaction(self.sources.aliases)
-        seen = self.table.current(self.guard.name)
-        if not seen.active or not self._is_elsewhere(seen, self.store.identity):
-            return False
-        self._create_empty()  # a filter that cannot be made must not end what the other store serves
-        if seen.status != FENCED or seen.building:
-            reason = "the guard's options have changed, or the database, schema or table of its rows"
-            if not seen.is_ours or not seen.is_in(self.store.identity):
-                reason = seen.describe_location(self.store)
-            self._seen = self._changed(seen, **self.table.fenced_values(reason))
-            self.table.log_fenced(self.guard.name, reason)
-        # Even if it is fenced already we wait: the fence may be younger than a lease.
-        self._replaced = seen.active
-        return True
-
     def announce(self) -> None:
-        """Create an empty generation and name it in the state row, so that every writer adds to it."""
+        """Create an empty generation and name it in the state row, so that every writer adds to it.
+
+        If the active generation is in another store, or of other rows or keys, the same change of the row fences it.
+        """
         began = self._clock()
         if self._generation is None:
-            self._create_empty()
+            made = self._create()
+            if marks := self.sources.marks():
+                made.add(marks)  # no process has opened it yet
         self._mine = self._announce(self._seen)
         standby.sweep(self.guard, self._stored, self._mine)
         self._seconds += self._clock() - began
-
-    def _create_empty(self) -> None:
-        made = self._create()
-        if marks := self.sources.marks():
-            made.add(marks)  # no process has opened it yet
 
     def _changed(self, seen: State, **changes: Any) -> State:
         """Change the row as :meth:`StateTable.swap` does; raises :class:`BuilderBusy` if it is not as ``seen``."""
@@ -271,17 +250,33 @@ class Rebuild:
             raise superseded(self.table, self.guard.name)
 
     def _announce(self, seen: State) -> State:
-        building = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
-        changes: dict[str, Any] = {**building, **self._built_for()}
         if not (identity := self.store.identity):
             raise StoreError(f"the store {self.store.alias!r} has no identity, so no filter in it could be trusted")
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
-        if self._is_elsewhere(seen, identity):
-            host = socket.gethostname()
-            changes |= {"identity": identity, "host": host, "source": self._source(), **self._replacing(seen)}
-        return self._changed(seen, **changes)
+        changes: dict[str, Any] = {}
+        reason = self._why_fenced(seen) if seen.active and seen.status != FENCED else ""
+        is_elsewhere = self._is_elsewhere(seen, identity)
+        if is_elsewhere:
+            # For a lease some process answers by the older row: as after every fence, writers commit when none does.
+            changes = self.table.fenced_values(reason)
+            changes |= {"active": "", "identity": identity, "host": socket.gethostname(), "source": self._source()}
+            if not reason:
+                del changes["reason"]  # that of an earlier fence, maybe by a user
+        changes |= {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        after = self._changed(seen, **changes, **self._built_for())
+        if is_elsewhere and reason:
+            self._log_fenced(reason)
+        return after
+
+    def _why_fenced(self, seen: State) -> str:
+        if not seen.is_ours or not seen.is_in(self.store.identity):
+            return seen.describe_location(self.store)
+        return "the guard's options have changed, or the database, schema or table of its rows"
+
+    def _log_fenced(self, reason: str) -> None:
+        self.table.log_fenced(self.guard.name, reason)
 
     def _is_elsewhere(self, seen: State, identity: str) -> bool:
         """Return whether the generations of ``seen`` are in another store, or of other rows or keys."""
@@ -297,11 +292,6 @@ class Rebuild:
             return found
         why = missing_table(self.guard) or "cannot find out which schema its table is in; see the log"
         raise RebuildError(f"{self.guard.name}: {why}")
-
-    def _replacing(self, seen: State) -> dict[str, Any]:
-        if seen.active and (seen.status != FENCED or seen.active != self._replaced):
-            raise BuilderBusy(f"{self.guard.name}: its store was replaced at the same moment; run it again later")
-        return {"status": FENCED, "active": "", "standby": "", "standby_until": None}
 
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
@@ -357,9 +347,8 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         waiting()
         waited += time.monotonic() - began
 
-    def each(step: Callable[[Rebuild], object]) -> bool:
-        """Take the step with each rebuild that goes on; return whether it returned something true for one."""
-        found = False
+    def each(step: Callable[[Rebuild], object]) -> None:
+        """Take the step with each rebuild that goes on."""
         for one in rebuilds:
             if one in outcomes:
                 continue
@@ -369,18 +358,14 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
                 one.withdraw()
                 outcomes[one] = failure(one.guard, error)
             else:
-                found = found or bool(done)
                 if isinstance(done, Report):
                     outcomes[one] = done
-        return found
 
     try:
         for one in rebuilds:
             one.companions = rebuilds
         each(lambda one: one.refuse())
         each(lambda one: one.prepare())
-        if each(lambda one: one.fence_replaced()):
-            wait(lambda: sleep(EXPIRY_SECONDS))
         each(lambda one: one.announce())
         if len(outcomes) < len(rebuilds):
             wait(lambda: sleep(EXPIRY_SECONDS))

@@ -69,7 +69,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(0)
+@mutant(1)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -79,7 +79,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(247)
+@mutant(803)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -97,14 +97,14 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(261)
+@mutant(9)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
     return [patch.object(Process, "clock", lambda self: real(self) - self.slept)]
 
 
-@mutant(5)
+@mutant(0)
 def rows_of_a_standby() -> Patches:
     """Whoever answers is believed, however far it lags behind."""
     return [patch.object(SimulatedConnection, "is_standby", "0")]
@@ -119,7 +119,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(41)
+@mutant(3)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -131,7 +131,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(0)
+@mutant(1)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -157,7 +157,7 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(21)
+@mutant(4)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
@@ -229,13 +229,13 @@ def no_wait_after_the_fence() -> Patches:
     return _impatient(fencing, "fence")
 
 
-@mutant(3)
+@mutant(8)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(12)
+@mutant(60)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -266,7 +266,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(10)
+@mutant(7)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -290,44 +290,40 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
 
 
 @mutant(165)
-def no_wait_after_fencing_a_replaced_store() -> Patches:
-    """The row names another store while some processes still answer from the one before, and writers trust the wait.
-
-    They wait by themselves for each fence that is new to them. Either wait is enough. Looked for where stores are
-    replaced.
-    """
+def no_wait_of_writers_for_a_replaced_store() -> Patches:
+    """The row names another store while some processes still answer from the one before. Looked for where stores are
+    replaced."""
     wait = StateTable.wait_for_fence
 
     def wait_for_fence(table: StateTable, state: State) -> None:
-        if state.active or not state.building:
+        if not state.building:
             wait(table, state)
 
     return [
-        *_hurried(lambda one: one._mine is None),
         patch.object(StateTable, "wait_for_fence", wait_for_fence),
         patch.object(agents, "WEATHERS", [["split", "split", "heal"]]),
     ]
 
 
-@mutant(8)
+@mutant(1)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one._mine is not None and not one.published)
 
 
-@mutant(11)
+@mutant(279)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(12)
+@mutant(26)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(1)
+@mutant(27)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -341,7 +337,7 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(117)
+@mutant(1431)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it took no more keys.
 
@@ -363,20 +359,20 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(4)
+@mutant(444)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(395)
+@mutant(697)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant(9)
+@mutant(4)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -396,13 +392,13 @@ def insert_if_absent() -> Patches:
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(7)
+@mutant(4)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(7)
+@mutant(4)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -415,7 +411,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(17)
+@mutant(18)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()
