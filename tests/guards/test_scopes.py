@@ -174,8 +174,7 @@ def test_a_signal_has_the_plain_value(everywhere, clock):
     found = []
     listen = lambda value, **given: found.append(value)  # noqa: E731
     false_negative_found.connect(listen)
-    with connections["postgresql"].cursor() as cursor:
-        cursor.cursor.execute("INSERT INTO shop_product (id, name) VALUES (41, '')")  # past Django
+    database.unseen(connections["postgresql"]).execute("INSERT INTO shop_product (id, name) VALUES (41, '')")
     try:
         from bloomguard.rebuild.verify import Verification
 

@@ -30,6 +30,7 @@ from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE
 from tests.door.site import Asgi, Wsgi
 from tests.shop import urls
 from tests.shop.models import Product
+from tests.support import database
 from tests.support.guarding import urlconf
 
 pytestmark = pytest.mark.django_db(transaction=True, databases=["default", "postgresql"])
@@ -63,8 +64,7 @@ def region(get_response):
 
 def insert_unseen(alias, pk):
     """Insert a product past Django, as another program does."""
-    connections[alias].ensure_connection()
-    connections[alias].connection.cursor().execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, '')")
+    database.unseen(connections[alias]).execute(f"INSERT INTO shop_product (id, name) VALUES ({pk}, '')")
 
 
 async def many(request, pk):
