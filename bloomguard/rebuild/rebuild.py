@@ -255,18 +255,17 @@ class Rebuild:
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
-        changes: dict[str, Any] = {}
-        reason = self._why_fenced(seen) if seen.active and seen.status != FENCED else ""
-        is_elsewhere = self._is_elsewhere(seen, identity)
-        if is_elsewhere:
+        changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
+        reason = ""
+        if self._is_elsewhere(seen, identity):
             # For a lease some process answers by the older row: as after every fence, writers commit when none does.
-            changes = self.table.fenced_values(reason)
-            changes |= {"active": "", "identity": identity, "host": socket.gethostname(), "source": self._source()}
+            reason = self._why_fenced(seen) if seen.active and seen.status != FENCED else ""
+            place = {"active": "", "identity": identity, "host": socket.gethostname(), "source": self._source()}
+            changes = {**self.table.fenced_values(reason), **place, **changes}
             if not reason:
                 del changes["reason"]  # that of an earlier fence, maybe by a user
-        changes |= {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
         after = self._changed(seen, **changes, **self._built_for())
-        if is_elsewhere and reason:
+        if reason:
             self._log_fenced(reason)
         return after
 
