@@ -60,7 +60,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that requests reach the guards at all."""
     if guards_number() is not None:
         return
-    in_views = {getattr(pattern.callback, "guarded_by", "") for pattern in table_for().patterns}
+    in_views = {view.guarded_by for pattern in table_for().patterns for view in _guarded_views(pattern.callback)}
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
     if silent:
@@ -101,17 +101,24 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 @register("bloomguard")
 def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Report views under ``@guarded`` for which it is not certain which argument carries the ID."""
+    """Report views under ``@guarded`` without such a guard, or with arguments of which several may carry the ID."""
     for pattern in table_for().patterns:
         for view in _guarded_views(pattern.callback):
             guard = registry.get(view.guarded_by)
+            if guard is None:
+                yield Warning(
+                    f"no guard has the name {view.guarded_by!r}, by which the view of {pattern.text} is @guarded: all "
+                    "requests reach it.",
+                    hint=f"The guards are {', '.join(sorted(each.name for each in registry)) or 'not registered yet'}.",
+                    id="bloomguard.W043",
+                )
+                break
             try:
-                if guard is not None:
-                    kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
+                kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
             except AmbiguousKwargs as problem:
                 text = f"the guard {view.guarded_by!r} does not answer for {pattern.text}: {problem}."
                 hint = f"Name the argument, as in @guarded({view.guarded_by!r}, arg='argument')."
-                yield Warning(text, hint=hint, obj=guard and guard.model, id="bloomguard.W102")
+                yield Warning(text, hint=hint, obj=guard.model, id="bloomguard.W102")
                 break  # `as_view` has the attributes of a decorated `dispatch` too
             except ConfigurationError:  # another check reports the guard
                 pass
