@@ -467,6 +467,11 @@ def test_what_is_wrong_is_said(told, memory, capsys, monkeypatch):
     assert row.split() == ["product", *["-"] * 7, "0.100%", "-"]  # not zeros, which would be figures
     assert remark == "product: no figures: the server did not answer in time"
 
+    call_command("filter_stats", "product", "--json")
+    [product] = json.loads(capsys.readouterr().out)["guards"]
+    assert product["error"] == "the server did not answer in time"
+    assert (product["checks"], product["blocked"], product["false_positives"]) == (None, None, None)
+
 
 def test_a_guard_in_shadow_mode_says_what_it_would_have_done(told, capsys):
     """How many requests would have been answered 404, and how many of them falsely."""

@@ -53,11 +53,14 @@ class Row:
 def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
     """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
     found = {route.guard.name: _of_route(route) for route in table.guarded if route.pattern is pattern}
-    if in_view := getattr(pattern.callback, "guarded_by", ""):
-        found.setdefault(in_view, _of_decorator(pattern, in_view))
+    in_view = getattr(pattern.callback, "guarded_by", "")
+    if (guard := registry.get(in_view)) is not None:
+        found.setdefault(in_view, _of_decorator(pattern, guard))
     for guard, reason in _of_lookups(pattern, is_known=bool(found)):
         found.setdefault(guard.name, (LOOKUP, reason))
-    rows = found or {"": (NOWHERE, reason_against(pattern))}
+    is_unknown = in_view and in_view not in found
+    why = f"no guard has the name {in_view!r} of its @guarded" if is_unknown else reason_against(pattern)
+    rows = found or {"": (NOWHERE, why)}
     return [Row(pattern.text, pattern.view_name, name, *row) for name, row in rows.items()]
 
 
@@ -67,14 +70,13 @@ def _of_route(route: GuardedRoute) -> tuple[str, str]:
     return ROUTE if route.not_at_door else DOOR, route.not_at_door
 
 
-def _of_decorator(pattern: Pattern, name: str) -> tuple[str, str]:
+def _of_decorator(pattern: Pattern, guard: Guard) -> tuple[str, str]:
     view: Any = pattern.callback
-    if (guard := registry.get(name)) is not None:
-        with suppress(ConfigurationError):  # a check, or the log, reports it
-            try:
-                kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
-            except AmbiguousKwargs as problem:
-                return _closed(guard, problem)
+    with suppress(ConfigurationError):  # a check, or the log, reports it
+        try:
+            kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
+        except AmbiguousKwargs as problem:
+            return _closed(guard, problem)
     return ROUTE, "by @guarded, at its place among the view's decorators"
 
 
@@ -212,7 +214,9 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
     value = route.value(match.kwargs) if route is not None else _value(guard, pattern, match)
     began = time.perf_counter()
     _decide(guard, value)
-    first_us, began = _us_since(began), time.perf_counter()
+    first_us = _us_since(began)
+    table_of(guard).renew()  # without a filter here the decision reads no row, so it knows of none elsewhere
+    began = time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
     rows = table_of(guard)

@@ -14,6 +14,7 @@ from django.urls import URLPattern, path
 from bloomguard import verdicts
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
+from bloomguard.stores import stores
 from bloomguard.stores.memory import MemoryStore  # noqa: F401  (named in a setting)
 from bloomguard.verdicts import MEANING
 from tests.shop import features, views
@@ -225,6 +226,16 @@ def test_before_the_first_build(fresh, transactional_db, capsys):
     assert "fault       there is no state row" in said
 
 
+def test_a_filter_that_is_in_another_store_is_not_said_to_be_missing(shop, capsys, clock):
+    """A process that has found no filter reads no state row for a verdict; an explanation does."""
+    stores["default"].path.rename(stores["default"].path.with_name("former"))
+    registry["product"]._runtime.active_filter.table.forget()
+    registry["product"]._runtime.active_filter.forget()
+    [answer] = explained(capsys, "/products/8/")["guards"]
+
+    assert (answer["verdict"], answer["reason"]) == ("unknown", "identity")
+
+
 def test_shadow_mode_passes(build, capsys):
     """What would have been answered is told, and that it is not."""
     with registered(Product, name="watched", mode="shadow", routes=["product"]):
@@ -294,13 +305,19 @@ def test_two_slashes_are_a_path_of_their_own(shop, capsys):
     assert "request     GET //products/8/" in told(capsys, "//products/8/?page=2")
 
 
-def test_a_decorator_with_a_guard_that_there_is_not(shop, settings):
-    """The guards that there are are listed."""
+def test_a_decorator_with_a_guard_that_there_is_not(shop, settings, capsys):
+    """It guards nothing; a guard of the view's own query does."""
     from bloomguard.decorators import guarded
 
-    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", guarded("nobody")(views.product)))
-    with pytest.raises(CommandError, match="there is no guard 'nobody'"):
-        call_command("explain_guard", "/x/8/")
+    view = guarded("nobody")(lambda request, **kwargs: None)
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", view), path("y/<int:number>/", view))
+
+    found = {guard["guard"] for guard in explained(capsys, "/x/8/")["guards"]}
+    assert "product" in found
+    assert "nobody" not in found
+    nobody = explained(capsys, "/y/8/")
+    assert nobody["guards"] == []
+    assert nobody["unguarded"] == "no guard has the name 'nobody' of its @guarded"
 
 
 def headers(client, *urls):

@@ -92,14 +92,18 @@ def _since(text: str) -> float:
 
 def _figures(guard: Guard, series: Series) -> dict[str, Any]:
     check = series.mean_check_seconds
+
+    def total(name: str) -> int | None:
+        return None if series.error else series.total(name)
+
     return {
         "name": guard.name,
-        **{name: series.total(name) for name in _TOTALS},
+        **{name: total(name) for name in _TOTALS},
         "unknown_reasons": series.by_reason("unknown"),
-        "false_positives": series.total(FALSE_POSITIVE),
-        "false_absences": series.total(FALSE_ABSENCE),
-        "would_be_404": series.total(WOULD_BLOCK),
-        "would_be_false_404": series.total(WOULD_HARM),
+        "false_positives": total(FALSE_POSITIVE),
+        "false_absences": total(FALSE_ABSENCE),
+        "would_be_404": total(WOULD_BLOCK),
+        "would_be_false_404": total(WOULD_HARM),
         "error_rate_promised": guard.error_rate,
         "error_rate_measured": series.false_positive_rate,
         "check_microseconds": None if check is None else round(check * 1e6, 2),
