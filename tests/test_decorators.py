@@ -66,7 +66,7 @@ both_kinds = pytest.mark.parametrize("kind", ["sync", "async"])
 
 @pytest.mark.parametrize("url", ["/decorated/{}/", "/decorated-async/{}/"])
 def test_an_absent_id_is_not_found_and_asks_nothing(ask, shop, url, django_assert_num_queries):
-    """The view is spared, and with it the database."""
+    """The view does not run, and the database is not asked."""
     with django_assert_num_queries(0):
         response = ask(url.format(8))
 

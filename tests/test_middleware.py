@@ -67,7 +67,7 @@ def handler404(request, exception):
 
 @pytest.mark.parametrize("url", ["/products/{}/", "/products-async/{}/", "/products-str/{}/", "/api/v1/products/{}/"])
 def test_an_absent_id_is_not_found_and_asks_nothing(browser, shop, url, django_assert_num_queries):
-    """Sync and async views alike are spared."""
+    """Neither sync nor async views run."""
     with django_assert_num_queries(0):
         response = browser.get(url.format(8))
 

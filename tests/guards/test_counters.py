@@ -230,8 +230,8 @@ def test_views_count_what_they_spare(counted):
 
 @both
 @pytest.mark.parametrize(("status", "expected"), [(404, "blocked"), (200, "query avoided")])
-def test_an_answered_query_is_blocked_or_spared_by_the_status(counted, settings, get, status, expected):
-    """A 404 after an answered query is the guard's; any other page has spared a query."""
+def test_an_answered_query_is_blocked_or_avoided_by_the_status(counted, settings, get, status, expected):
+    """A 404 after an answered query is the guard's; any other page has avoided a query."""
 
     def view(request, pk):
         return HttpResponse(status=200 if Product.objects.filter(pk=pk).exists() else status)

@@ -66,7 +66,7 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, ob
             "statuses": dict(sorted(Counter(a.status for each in seen.answers.values() for a in each).items())),
             "queries": seen.queries,
             "reached": seen.reached,
-            "spared": sum(name in bare[is_asgi].viewed - seen.viewed for name in seen.answers),
+            "skipped": sum(name in bare[is_asgi].viewed - seen.viewed for name in seen.answers),
             "verdicts": dict(seen.verdicts),
             "differences": harness.differences(bare[is_asgi], seen),
         }
