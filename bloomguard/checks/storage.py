@@ -95,6 +95,14 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
         rows = GuardState.objects.using(alias).in_bulk()
         for guard in guards:
             yield from _filter(guard, rows.get(guard.name))
+        for name in sorted(rows.keys() - {guard.name for guard in registry}):
+            yield Warning(
+                f"the state row {name!r} is of no guard of this project: the first write of each process to its table "
+                "may wait two seconds.",
+                hint="If the guard has another name now, set its former name. Else, once no process of a version with "
+                f"the guard runs, delete the row and its filters: see {conf.PAGES}deploying.md#remove-a-guard.",
+                id="bloomguard.W044",
+            )
     except DatabaseError as error:
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         reason = str(error).strip().partition("\n")[0]  # PostgreSQL's next lines quote the statement

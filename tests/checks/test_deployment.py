@@ -67,6 +67,18 @@ def test_a_guard_that_was_never_built(mine):
     assert hint == "Run manage.py rebuild_filter mine."
 
 
+@pytest.mark.usefixtures("each_database")
+def test_a_row_of_a_guard_that_has_another_name_now(built):
+    """Writes wait for a guard that only another version may have."""
+    GuardState.objects.create(name="former", active="a")
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W044"
+    assert message.startswith("the state row 'former' is of no guard of this project")
+    assert "set its former name" in hint
+
+
 def test_a_guard_whose_first_build_never_ended(mine):
     """A row that names no active generation is as good as none."""
     GuardState.objects.create(name="mine", building="a")
