@@ -58,9 +58,8 @@ def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
         found.setdefault(in_view, _of_decorator(pattern, guard))
     for guard, reason in _of_lookups(pattern, is_known=bool(found)):
         found.setdefault(guard.name, (LOOKUP, reason))
-    is_unknown = in_view and in_view not in found
-    why = f"no guard has the name {in_view!r} of its @guarded" if is_unknown else reason_against(pattern)
-    rows = found or {"": (NOWHERE, why)}
+    unknown = f"no guard has the name {in_view!r} of its @guarded" if in_view else ""
+    rows = found or {"": (NOWHERE, unknown or reason_against(pattern))}
     return [Row(pattern.text, pattern.view_name, name, *row) for name, row in rows.items()]
 
 

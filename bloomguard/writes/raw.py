@@ -342,10 +342,11 @@ def _site() -> str:
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
-        # What takes a cursor and its statement only passes them on: the driver, and packages such as django-cachalot.
-        cursor, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
+        # What takes a cursor, or a connection, and a statement only passes it on: the driver, or django-cachalot.
+        sender, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
         is_sql = isinstance(sql, (str, bytes)) or hasattr(sql, "as_string")
-        if not (is_library or (is_sql and hasattr(cursor, "execute"))):
+        is_sender = hasattr(sender, "execute") and (hasattr(sender, "fetchone") or hasattr(sender, "cursor"))
+        if not (is_library or (is_sql and is_sender)):  # a management command can `execute`, too
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         outermost, frame = frame, frame.f_back  # type: ignore[assignment]
     return f"{outermost.f_code.co_filename}:{outermost.f_lineno}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from django.core.management import BaseCommand
 from django.db import connections, transaction
 from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3, sql
 from django.db.backends.signals import connection_created
@@ -197,3 +198,19 @@ def test_the_warning_names_the_place_that_sent_the_statement(way, caplog):
 
     assert f"{__file__}:" in caplog.text
     assert "psycopg" not in caplog.text
+
+
+class Command(BaseCommand):
+    """Has an ``execute``, too, and passes no statement on."""
+
+    def load(self, path):
+        with connections["postgresql"].cursor() as cursor:
+            cursor.execute(INSERT, (7, path))
+
+
+def test_the_warning_names_a_method_of_a_command(caplog):
+    """The line that sends the statement, not the one that has called the method."""
+    Command().load("x")
+
+    line = Command.load.__code__.co_firstlineno + 2
+    assert f"{__file__}:{line}" in caplog.text
