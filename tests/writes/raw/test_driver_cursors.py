@@ -12,6 +12,7 @@ from bloomguard.guards import registry
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes.adding import adding
+from tests.shop.guards import ProductGuard
 from tests.shop.models import Product
 
 from .sending import INSERT, execute, on_postgresql, status
@@ -132,6 +133,19 @@ def test_a_commit_is_seen(way):
     way(lambda driver: driver.execute("COMMIT"))
 
     assert status("product") == FENCED
+
+
+def test_a_rollback_to_a_savepoint_is_seen(monkeypatch, build):
+    """The row is there again, so its key must not leave the filter."""
+    monkeypatch.setattr(ProductGuard, "filter", "cuckoo")
+    build("product")
+    with transaction.atomic(using="postgresql"):
+        by_djangos_cursor(lambda cursor: cursor.execute("SAVEPOINT mine"))
+        Product.objects.get(pk=1).delete()
+        by_djangos_cursor(lambda cursor: cursor.execute("ROLLBACK TO SAVEPOINT mine"))
+
+    assert Product.objects.filter(pk=1).exists()
+    assert registry["product"].verdict(1) is Verdict.MAYBE
 
 
 def sent_by_a_tracer(monkeypatch, comment=""):
