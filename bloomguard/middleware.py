@@ -7,7 +7,7 @@ of it processes the response. Right before ``FetchFromCacheMiddleware``, it answ
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -15,116 +15,25 @@ from typing import Any
 from asgiref.sync import iscoroutinefunction, markcoroutinefunction, sync_to_async
 from django.conf import settings
 from django.core.handlers.base import BaseHandler
-from django.core.handlers.wsgi import WSGIRequest
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
 from django.urls import ResolverMatch, get_resolver, get_urlconf, set_urlconf
-from django.utils.cache import set_response_etag
 
 from . import conf
 from .guards import Guard, registry
-from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
-from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
+from .lookups.context import PROBE, compare_status, contexts
 from .process import log_once
+from .routes.exchange import Exchange
 from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
-from .routes.table import NO_ID, GuardedRoute, not_found, table_for
+from .routes.table import NO_ID, not_found, table_for
 from .signals import asend, request_blocked, send
-from .verdicts import SHADOW, Decision, Verdict, in_words
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 
-#: Response header with the decisions of the guards; sent only if ``DEBUG`` is on.
-HEADER = "X-Bloomguard"
 #: Steps from the middleware to Django's handler: one or two for each middleware between them, which is the cache's.
 _DEEPEST = 10
-
-
-class Exchange(LookupContext):
-    """One request in the middleware."""
-
-    request: HttpRequest
-
-    def __init__(self, request: HttpRequest) -> None:
-        self.request = request
-        #: The door may have asked already. A project may have a ``request.scope`` of another kind.
-        carrier = request.META if isinstance(request, WSGIRequest) else getattr(request, "scope", None)
-        self.known, self.passed = (carrier.pop(KNOWN, None) if isinstance(carrier, dict) else None) or ({}, ())
-        self.avoided = []
-
-    #: The guards that the door has asked for this path, and that let it pass.
-    passed: Sequence[Guard]
-    #: Its 404 gets the headers of guarded ones, in their order: a guard was asked, if only in another 404 of the view,
-    #: or it is a probe of the door.
-    is_guarded = False
-    #: The guard that answers at the route, and the site's 404.
-    guard: Guard | None = None
-    response: HttpResponseBase | None = None
-    #: The guard in shadow mode that would have answered at the route, and the value.
-    shadow: tuple[Guard, Any] | None = None
-
-    def would_answer(self, route: GuardedRoute, value: Any, captured: dict[str, Any], decision: Decision) -> bool:
-        """Return whether the guard answers at the route; if it would but for its shadow mode, record that."""
-        if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
-            return False
-        # Hot path: one number needs no call.
-        if (type(value) is not int or value >> 63 or len(captured) > 1) and route.may_raise(value, captured):
-            return False
-        if decision is SHADOW:
-            if self.shadow is None and self.applies(route.guard):
-                self.shadow = route.guard, value
-                self.shadowed = (*self.shadowed, route.guard)  # the response is compared, not the queries before it
-            return False
-        return self.applies(route.guard)
-
-    def unapplied(self, response: HttpResponseBase, asked: dict[Any, frozenset[Guard]]) -> list[Guard]:
-        """Return the guards that were asked, if the response is a 404, and whose own ``applies`` was not called.
-
-        It is to be called now: what it reads, such as the session, shows in the headers. If only an absent ID had them,
-        they would reveal which rows exist but are hidden. A hidden row may come from a cache, so a guard counts as
-        asked here if it was asked in an earlier 404 of the view: ``asked`` has these, and gets the new ones.
-        """
-        if (self.response or response).status_code != 404:
-            return []
-        view = getattr(self.request.resolver_match, "view_name", None)
-        guards = asked.get(view, frozenset())
-        # A copy: a thread of the view may be in the middle of a query.
-        for guard, _ in self.known.copy():
-            if guard not in guards:
-                guards = asked[view] = guards | {guard}
-        self.is_guarded = bool(guards)
-        found = []
-        for guard in guards:  # hot path: a comprehension is a call
-            if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
-                found.append(guard)
-        return found
-
-    def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
-        """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
-
-        404s of guards and views get the same: a difference would reveal which rows exist but are hidden.
-        """
-        if self.response is not None:
-            response = self.response
-        elif self.avoided and response.status_code == 404:
-            # The last query that a guard answered belongs to the blocked request, each other one is an avoided query.
-            self.guard = self.avoided.pop()
-        for guard in self.avoided:
-            guard._runtime.counters[AVOIDED]()
-        if self.guard is not None:
-            self.guard._runtime.counters[BLOCKED]()
-        if self.is_guarded and response.status_code == 404 and not response.has_header("Cache-Control"):
-            # A cache would keep it after the row is created.
-            if sets_etags and self.request.method == "GET" and not response.has_header("ETag"):
-                set_response_etag(response)  # ConditionalGetMiddleware sets none with `no-store`
-            response.headers["Cache-Control"] = "no-store"
-        if is_debug and self.known:
-            last = {guard.name: decision for (guard, _), decision in self.known.copy().items()}
-            response.headers[HEADER] = ", ".join(
-                f"{name}: {in_words(decision.verdict.value, decision.reason)}" for name, decision in last.items()
-            )
-        return response
 
 
 class BloomGuardMiddleware:
@@ -141,7 +50,7 @@ class BloomGuardMiddleware:
         #: The name of a view -> the guards that were asked in its 404s.
         self._asked: dict[Any, frozenset[Guard]] = {}
         #: Returned in place of calling the view. No client gets it: :meth:`Exchange.end` replaces it with the 404.
-        self._blocked = HttpResponse()
+        self._blocked = HttpResponse(status=404)
         self._async = iscoroutinefunction(get_response)
         if self.place == LAST:
             self.process_view: Callable[..., Any] = self._aview if self._async else self._view
@@ -161,8 +70,8 @@ class BloomGuardMiddleware:
         """Whether a guard may answer before the cache is asked: every ``process_view`` is a known one."""
         return self.place == BEFORE_CACHE and are_passing(_handler_of(self.get_response), "_view_middleware")
 
-    # A request that no guard answers may be sent by the view of one that guards do, as by a test client: it has no
-    # context. Sync and async do the same.
+    # Sync and async do the same. A request that no guard answers may be sent by the view of one that guards do, as by a
+    # test client: it has no context.
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         before = contexts.get()
@@ -170,18 +79,16 @@ class BloomGuardMiddleware:
             return self._aprobe(request) if before is PROBE else self._acall(request)
         if before is PROBE:
             return self._probed(request, self.get_response(request))
-        exchange = None
-        if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request)
+        exchange = Exchange(request) if request.method in registry.methods and conf.settings.is_enabled else None
         contexts.set(exchange)
         try:
             response: Any = None
-            if self._is_before_cache and exchange is not None:
+            if exchange is not None and self._is_before_cache:
                 seen = request.resolver_match, get_urlconf()
-                if found := _view_before_cache(request):
+                if found := _resolve(request):
                     response = self._view(request, *found)
                 if response is None:
-                    _unsee_view(request, *seen)
+                    _restore(request, *seen)
             if response is None:
                 response = self.get_response(request)
         finally:
@@ -189,19 +96,49 @@ class BloomGuardMiddleware:
             if exchange is not None:
                 exchange.is_over = True
         if exchange is None or (
-            response.status_code != 404
-            and exchange.response is None
-            and exchange.shadow is None
-            and not (exchange.avoided or self._is_debug)
+            response.status_code != 404 and not (exchange.avoided or exchange.shadow or self._is_debug)
         ):
             return response  # type: ignore[no-any-return]
-        for guard in exchange.unapplied(response, self._asked):
+        for guard in exchange.guards_to_apply(response, self._asked):
             exchange.applies(guard)
         response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
         if exchange.guard is not None and request_blocked.receivers:
             send(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
         if exchange.shadow is not None:
             compare_status(*exchange.shadow, response.status_code)
+        return response  # type: ignore[no-any-return]
+
+    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
+        before = contexts.get()
+        exchange = Exchange(request) if request.method in registry.methods and conf.settings.is_enabled else None
+        contexts.set(exchange)
+        try:
+            response: Any = None
+            if exchange is not None:
+                await _build_table(request)
+                if self._is_before_cache:
+                    seen = request.resolver_match, get_urlconf()
+                    if found := _resolve(request):
+                        response = await self._aview(request, *found)
+                    if response is None:
+                        _restore(request, *seen)
+            if response is None:
+                response = await self.get_response(request)
+        finally:
+            contexts.set(before)
+            if exchange is not None:
+                exchange.is_over = True
+        if exchange is None or (
+            response.status_code != 404 and not (exchange.avoided or exchange.shadow or self._is_debug)
+        ):
+            return response  # type: ignore[no-any-return]
+        for guard in exchange.guards_to_apply(response, self._asked):
+            await sync_to_async(exchange.applies)(guard)
+        response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
+        if exchange.guard is not None and request_blocked.receivers:
+            await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
+        if exchange.shadow is not None:
+            await in_a_thread(compare_status)(*exchange.shadow, response.status_code)  # it may read state rows
         return response  # type: ignore[no-any-return]
 
     async def _aprobe(self, request: HttpRequest) -> HttpResponseBase:
@@ -211,47 +148,6 @@ class BloomGuardMiddleware:
         exchange = Exchange(request)
         exchange.is_guarded = True
         return exchange.end(response, sets_etags=self._sets_etags, is_debug=False)
-
-    async def _acall(self, request: HttpRequest) -> HttpResponseBase:
-        exchange = None
-        if request.method in registry.methods and conf.settings.is_enabled:
-            exchange = Exchange(request)
-        before = contexts.get()
-        contexts.set(exchange)
-        try:
-            response: Any = None
-            if exchange is not None:
-                if getattr(request, "urlconf", None) not in registry.plans.routes:
-                    with suppress(Exception):  # `_aview` meets the same error, and logs it
-                        # Building the table takes seconds on a large site.
-                        await sync_to_async(table_for, thread_sensitive=False)(getattr(request, "urlconf", None))
-                if self._is_before_cache:
-                    seen = request.resolver_match, get_urlconf()
-                    if found := _view_before_cache(request):
-                        response = await self._aview(request, *found)
-                    if response is None:
-                        _unsee_view(request, *seen)
-            if response is None:
-                response = await self.get_response(request)
-        finally:
-            contexts.set(before)
-            if exchange is not None:
-                exchange.is_over = True
-        if exchange is None or (
-            response.status_code != 404
-            and exchange.response is None
-            and exchange.shadow is None
-            and not (exchange.avoided or self._is_debug)
-        ):
-            return response  # type: ignore[no-any-return]
-        for guard in exchange.unapplied(response, self._asked):
-            await sync_to_async(exchange.applies)(guard)
-        response = exchange.end(response, sets_etags=self._sets_etags, is_debug=self._is_debug)
-        if exchange.guard is not None and request_blocked.receivers:
-            await asend(request_blocked, type(exchange.guard), guard=exchange.guard, request=request)
-        if exchange.shadow is not None:
-            await in_a_thread(compare_status)(*exchange.shadow, response.status_code)  # it may read state rows
-        return response  # type: ignore[no-any-return]
 
     # Called right before the view: ask the guards of its routes one by one. Never raises.
 
@@ -269,11 +165,8 @@ class BloomGuardMiddleware:
                 # Hot path: without the call of `ask`, which begins with the short check.
                 decision = route.guard._runtime.short(exchange.known, value) or exchange.ask(route.guard, value)
                 if exchange.would_answer(route, value, kwargs, decision):
-                    exchange.response = not_found(request, route)
-                    if exchange.response is not None:
-                        exchange.guard = route.guard
-                        return self._blocked
-                    return None
+                    exchange.guard, exchange.response = route.guard, not_found(request, route)
+                    return None if exchange.response is None else self._blocked
         except Exception as error:
             log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
@@ -290,14 +183,20 @@ class BloomGuardMiddleware:
                 if value is NO_ID:
                     continue
                 if exchange.would_answer(route, value, kwargs, await exchange.aask(route.guard, value)):
-                    exchange.response = await sync_to_async(not_found, thread_sensitive=False)(request, route)
-                    if exchange.response is not None:
-                        exchange.guard = route.guard
-                        return self._blocked
-                    return None
+                    answer = sync_to_async(not_found, thread_sensitive=False)
+                    exchange.guard, exchange.response = route.guard, await answer(request, route)
+                    return None if exchange.response is None else self._blocked
         except Exception as error:
             log_once.error(error, "bloomguard lets requests pass because of an internal error")
         return None
+
+
+async def _build_table(request: HttpRequest) -> None:
+    """Build the table of routes in a thread, if it is not built yet: on a large site that takes seconds."""
+    urlconf = getattr(request, "urlconf", None)
+    if urlconf not in registry.plans.routes:
+        with suppress(Exception):  # `_aview` meets the same error, and logs it
+            await sync_to_async(table_for, thread_sensitive=False)(urlconf)
 
 
 def _handler_of(get_response: Any) -> BaseHandler | None:
@@ -311,8 +210,8 @@ def _handler_of(get_response: Any) -> BaseHandler | None:
     return None
 
 
-def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:
-    """Return what ``process_view`` gets, before the cache is queried: Django's resolver finds it. Never raises."""
+def _resolve(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:
+    """Return view and arguments of a request before the cache is queried, as Django finds them later. Never raises."""
     urlconf = getattr(request, "urlconf", None)
     try:
         table = table_for(urlconf)
@@ -326,8 +225,8 @@ def _view_before_cache(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] 
     return match.func, match.args, match.kwargs
 
 
-def _unsee_view(request: HttpRequest, match: ResolverMatch | None, urlconf: Any) -> None:
-    """Undo :func:`_view_before_cache`: Django does the same again, but not if the cache has the page."""
+def _restore(request: HttpRequest, match: ResolverMatch | None, urlconf: Any) -> None:
+    """Undo :func:`_resolve`: Django does the same again, but not if the cache has the page."""
     request.resolver_match = match
     set_urlconf(urlconf)
 

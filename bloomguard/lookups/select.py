@@ -38,7 +38,8 @@ from .misses import remember_missing
 from .query import NO_KEY, RowLookup, concrete
 
 Execute = Callable[..., Any]
-
+#: The lookup by which a query asks, the value, the guard's decision, and the generation that gave it, if any.
+Asked = tuple[RowLookup, Any, Decision, str]
 
 #: Values of the hot path.
 _PLAIN = frozenset({int, str, UUID})
@@ -59,7 +60,7 @@ def connect() -> None:
         wrap(getattr(fields, "GenericForeignKeyDescriptor", fields.GenericForeignKey), "__get__", _unguarded)
 
 
-def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
+def lookups_of(model: Any) -> tuple[RowLookup, ...]:
     """Return the lookups of the guards that can answer queries of ``model``; made at the first call.
 
     After an error of a guard they are made again at the next call: it may be over by then.
@@ -68,6 +69,8 @@ def lookups_of(model: type[Model]) -> tuple[RowLookup, ...]:
     known = plans.lookups.get(model)
     if known is not None:
         return known
+    if model is None:  # the query of a constraint has none
+        return ()
     found: tuple[RowLookup, ...] = ()
     errors = 0
     for guard in registry:
@@ -102,43 +105,17 @@ def _selecting(execute: Execute) -> Execute:
         self: Any, result_type: str = MULTI, chunked_fetch: bool = False, chunk_size: int = GET_ITERATOR_CHUNK_SIZE
     ) -> Any:
         context = contexts.get()
-        if context is None or context.is_over:
+        lookups = () if context is None or context.is_over else lookups_of(self.query.model)
+        if context is None or not lookups:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        query: Any = self.query
-        lookups = registry.plans.lookups.get(query.model)
-        if lookups is None:
-            lookups = lookups_of(query.model) if query.model is not None else ()  # a constraint's query has no model
-        if not lookups:
+        asked = _ask_simply(context, self.query, lookups) or _ask(context, self, lookups, result_type)
+        if asked is None:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        # Hot path: ``get(pk=1)`` of a row that exists. MAYBE lets any query pass, so its other parts are not inspected.
-        generation, decision = "", MAYBE
-        conditions: list[Any] = query.where.children
-        if len(conditions) == 1 and type(conditions[0]) in EXACT:
-            value, column = conditions[0].rhs, id(getattr(conditions[0].lhs, "target", None))
-            if type(value) in _PLAIN:
-                for lookup in lookups:
-                    if column in lookup.alone:
-                        if lookup.short(context.known, value, absent=False) is not None:
-                            generation = lookup.active_filter.answered_last
-                        else:  # the full check may not read a key from this query, and then it asks no guard
-                            context.note_asked(lookup.guard)
-                        break
-        if not generation:
-            asked = None
-            try:
-                is_select = type(query) is Query or djangos_class(query) is Query
-                if is_select and result_type in (MULTI, SINGLE):
-                    asked = _ask(context, self, lookups)
-            except Exception as error:
-                log_once.error(error, "bloomguard sends queries that it could answer, because of an internal error")
-            if asked is None:
-                return execute(self, result_type, chunked_fetch, chunk_size)
-            lookup, value, decision = asked
-            if decision.verdict is Verdict.ABSENT:
-                context.note_avoided(lookup.guard)
-                # As the database does, for a package's compiler may look at it; `is_certain` has compiled it.
-                return (iter(()) if chunked_fetch else []) if result_type == MULTI else None
-            generation = lookup.active_filter.answered_last  # before the query
+        lookup, value, decision, generation = asked
+        if decision.verdict is Verdict.ABSENT:
+            context.note_avoided(lookup.guard)
+            # As the database does, for a package's compiler may look at it; `is_certain` has compiled it.
+            return (iter(()) if chunked_fetch else []) if result_type == MULTI else None
         result = execute(self, result_type, chunked_fetch, chunk_size)
         if chunked_fetch or (result and decision is MAYBE):
             return result
@@ -151,13 +128,39 @@ def _selecting(execute: Execute) -> Execute:
     return execute_sql
 
 
-def _ask(
-    context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]
-) -> tuple[RowLookup, Any, Decision] | None:
-    """Return a lookup by which the query asks, the value, and the guard's decision; ``None`` if no guard has one.
+def _ask_simply(context: LookupContext, query: Any, lookups: tuple[RowLookup, ...]) -> Asked | None:
+    """Ask by the only condition of a query, such as ``get(pk=1)``, but for MAYBE alone.
 
-    ABSENT takes precedence, and then the first guard.
+    Hot path: nearly all rows that are asked for exist. MAYBE lets any query pass, so its other parts are not inspected.
     """
+    conditions: list[Any] = query.where.children
+    if len(conditions) != 1 or type(conditions[0]) not in EXACT:
+        return None
+    value, column = conditions[0].rhs, id(getattr(conditions[0].lhs, "target", None))
+    if type(value) not in _PLAIN:
+        return None
+    for lookup in lookups:
+        if column in lookup.alone:
+            if lookup.short(context.known, value, absent=False) is not None:
+                return lookup, value, MAYBE, lookup.active_filter.answered_last
+            context.note_asked(lookup.guard)  # `_ask` may read no key from this query, and then it asks no guard
+            return None
+    return None
+
+
+def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...], result_type: str) -> Asked | None:
+    """Ask the guards of any query; ``None`` if none may answer it. Never raises."""
+    try:
+        is_select = type(compiler.query) is Query or djangos_class(compiler.query) is Query
+        if is_select and result_type in (MULTI, SINGLE):
+            return _ask_each(context, compiler, lookups)
+    except Exception as error:
+        log_once.error(error, "bloomguard sends queries that it could answer, because of an internal error")
+    return None
+
+
+def _ask_each(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) -> Asked | None:
+    """Ask guard by guard. The first ABSENT takes precedence, and then the first guard with a decision."""
     query, request = compiler.query, context.request
     asked = None
     for lookup in lookups:
@@ -172,8 +175,9 @@ def _ask(
             continue  # its answer would not be used
         value = value if guard.scope is None else guard._meta.scopes.at(value, compiler.connection)
         decision = context.ask(guard, value)
+        found = lookup, value, decision, lookup.active_filter.answered_last
         if decision.verdict is Verdict.MAYBE:
-            asked = asked or (lookup, value, decision)
+            asked = asked or found
         elif decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             continue  # UNKNOWN; another guard of the table may have a verdict
         elif decision is REMEMBERED and compiler.connection.in_atomic_block:
@@ -185,8 +189,8 @@ def _ask(
             and context.applies(guard)
         ):
             if decision.verdict is Verdict.ABSENT:
-                return lookup, value, decision
-            asked = asked or (lookup, value, decision)
+                return found
+            asked = asked or found
     return asked
 
 

@@ -576,7 +576,7 @@ def test_a_false_positive_of_either_guard_is_counted(clock):
 
 def test_an_error_of_our_own_sends_the_query(lookups, monkeypatch, caplog):
     """It is said once, and the database answers."""
-    monkeypatch.setattr(select, "_ask", lambda *arguments: 1 / 0)
+    monkeypatch.setattr(select, "_ask_each", lambda *arguments: 1 / 0)
 
     assert [queries(lambda: rows.filter(pk=ABSENT).first()) for _ in range(2)] == [1, 1]
     assert [record.levelname for record in caplog.records] == ["ERROR"]
