@@ -91,8 +91,8 @@ def alone(gazetteer, monkeypatch):
 
 
 PAGES_OF_COMMANDS = [
-    *("commands", "deploying", "from-null-caching", "limits", "raw-sql", "rebuilds", "routes", "troubleshooting"),
-    "verify",
+    *("commands", "deploying", "from-null-caching", "limits", "raw-sql", "rebuilds", "releases", "routes"),
+    *("troubleshooting", "verify"),
 ]
 
 
@@ -217,7 +217,7 @@ def test_the_periodic_task_builds_what_needs_it(gazetteer, monkeypatch):
 
 def test_filters_that_are_fenced_answer_nothing_until_they_are_built(gazetteer, build, clock):
     """The way back to a version without bloomguard: what it writes is not answered 404 when the newer one returns."""
-    section = (DOCS / "deploying.md").read_text().partition("## Roll back")[2].partition("\n## ")[0]
+    section = (DOCS / "releases.md").read_text().partition("## Roll back")[2].partition("\n## ")[0]
     call_command(*re.findall(r"\$ python manage.py (switch_guards .*)", section)[0].split())
     clock.sleep(1.0)
 

@@ -253,7 +253,7 @@ def test_all_generations_of_a_row_are_of_one_version(each_database, fresh, clock
 
 
 def test_a_row_of_a_release_that_named_no_tables_costs_nothing(each_database, fresh, clock):
-    """Nor does it help: see the page on deploying."""
+    """Nor does it help: see the page on later releases."""
     product = registry["product"]
     Rebuild(product, sleep=clock.sleep).run()
     GuardState.objects.filter(name="product").update(tables="", token="x")
