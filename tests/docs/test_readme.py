@@ -102,6 +102,36 @@ def test_the_figures_of_the_comparison_were_measured():
     assert compared == 28
 
 
+def test_the_figures_of_a_request_were_measured():
+    """The table, and what the README and the FAQ take from it, are those of ``bench/results/requests.json``."""
+    measured = {row["name"]: row["value"] for row in figures("requests")}
+    page = (ROOT / "docs" / "comparison.md").read_text().partition("## What a request takes")[2].partition("\n## ")[0]
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*", page, re.MULTILINE)
+    ]
+    assert len(rows) == 6
+    for what, *cells in rows:
+        for column, cell in zip(head[1:], cells, strict=True):
+            value = measured[f"{column.replace(', WSGI', ':').replace(', ASGI', ': ASGI,')} {what}"]
+            assert cell == (f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"), (what, column)
+
+    def extremes(pattern):
+        """The lowest and the highest value of all databases."""
+        values = [value for name, value in measured.items() if re.search(rf"^\w+{pattern}$", name)]
+        return min(values), max(values)
+
+    readme, faq, page = (" ".join(text.split()) for text in (README, (ROOT / "docs" / "faq.md").read_text(), page))
+    shares = [100 * share for way in ("", "ASGI, ") for share in extremes(f": {way}absent IDs, lookup")]
+    assert "{:.0f} to {:.0f}% of its time (ASGI: {:.0f} to {:.0f}%)".format(*shares) in readme
+    assert extremes(": (ASGI, )?absent IDs, door")[1] < 0.01
+    low, high = extremes(": (ASGI, )?existing IDs, (lookup|route|door)")
+    for text in (readme, faq):
+        assert f"{100 * low - 100:.0f} to {100 * high - 100:.0f}% longer" in text
+    assert "{:.0f} to {:.0f} µs".format(*extremes(": get.. of an existing guarded row, guarded lookups")) in faq
+    for where in ("lookup", "route", "door"):
+        assert "{:.2g} to {:.2g} times".format(*extremes(f", gunicorn: absent IDs, {where}")) in page
+
+
 def test_the_code_of_the_start_page_runs():
     """The settings, and a guard of a model in an app."""
     namespace = {
