@@ -20,7 +20,6 @@ from gazetteer.models import City, Listing
 from bloomguard.guards import registry
 from bloomguard.lookups import context
 from bloomguard.routes.openness import why_closed
-from bloomguard.verdicts import Verdict
 from tests.support.guarding import make_guard, urlconf
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -90,7 +89,6 @@ def block(monkeypatch):
 @pytest.fixture
 def lookups(cities, block):
     """The page on lookups, run."""
-    registry.remove(registry["city"])  # the page declares it
     return run("lookups.md")
 
 
@@ -114,16 +112,6 @@ def test_as_many_queries_are_sent_as_the_page_says(lookups, block):
 
     assert sent == [0, 4, 1, 1]
     assert "NOT" in block.queries[2][0]  # the one of the deleted rows, in other words
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_guard_of_two_lines_answers(lookups, build):
-    """Nothing but ``@register``."""
-    build("city")
-
-    assert type(registry["city"]) is lookups["CityGuard"]
-    assert registry["city"]._meta.fields == (City._meta.pk,)
-    assert registry["city"].verdict("1") is Verdict.ABSENT
 
 
 @pytest.mark.django_db(transaction=True)

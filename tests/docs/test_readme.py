@@ -11,6 +11,7 @@ from gazetteer.demo.report import label
 from gazetteer.models import City
 
 from bloomguard.guards import Guard, register, registry
+from bloomguard.verdicts import Verdict
 from tests.docs.test_pages import PACKAGE, ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -132,8 +133,11 @@ def test_the_figures_of_a_request_were_measured():
         assert "{:.2g} to {:.2g} times".format(*extremes(f", gunicorn: absent IDs, {where}")) in page
 
 
-def test_the_code_of_the_start_page_runs():
-    """The settings, and a guard of a model in an app."""
+@pytest.mark.django_db(transaction=True)
+def test_the_code_of_the_start_page_runs(build):
+    """The settings, and a guard of two lines, which answers."""
+    own = registry["city"]  # the example project has one of this name
+    registry.remove(own)
     namespace = {
         "__package__": "gazetteer",
         "__name__": "gazetteer.guards",
@@ -147,9 +151,13 @@ def test_the_code_of_the_start_page_runs():
 
         assert namespace["INSTALLED_APPS"][-1] == "bloomguard"
         assert namespace["MIDDLEWARE"][-1] == "bloomguard.middleware.BloomGuardMiddleware"
-        assert {guard.name for guard in registry.clashes} == {"city"}  # the example project has one of this name
+        build("city")
+        assert type(registry["city"]) is namespace["CityGuard"]
+        assert registry["city"]._meta.fields == (City._meta.pk,)
+        assert registry["city"].verdict("1") is Verdict.ABSENT
     finally:
-        registry.clashes.clear()
+        registry.remove(registry["city"])
+        registry.add(own)
 
 
 def test_the_packages_of_the_compatibility_page_are_tested():
