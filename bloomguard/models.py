@@ -26,8 +26,8 @@ class GuardState(models.Model):
     """The state of one guard: which generation answers for it, in which store.
 
     Projects may read the rows, and delete those of guards that are gone; these are fenced first, which takes two
-    seconds. On SQLite one that is in use cannot be deleted inside a transaction. Only bloomguard may change the rows.
-    To disable a guard use ``manage.py switch_guards``.
+    seconds. On SQLite the row of a guard in use cannot be deleted inside a transaction. Only bloomguard may change the
+    rows. To disable a guard use ``manage.py switch_guards``.
     """
 
     class Status(models.TextChoices):

@@ -96,9 +96,10 @@ INTRODUCTION = """\
 <!-- Made by `make api` from the docstrings: change these. -->
 
 The names on this page are public. Everything else is private and may change without notice, also names without an
-underscore, and members of public classes that are not listed here. What names no exception raises none of its own.
+underscore, and members of public classes that are not listed here. An entry that names no exception raises none of its
+own.
 
-What the options of a guard do together is on the page [](guard.md)."""
+[](guard.md) says what the options of a guard do together."""
 
 
 def page() -> str:

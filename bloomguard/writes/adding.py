@@ -138,13 +138,13 @@ def _fit(fields: Sequence[models.Field[Any, Any]], rows: Iterable[Sequence[Any]]
 def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
     """Run raw SQL on the guard's tables without fencing the guard, in a transaction on the database ``using``.
 
-    That goes for the rows that the statements themselves write, also through views and partitions. What triggers,
-    rules, functions and foreign keys write because of them fences the guard, as does a statement that cannot be parsed.
+    This covers the rows that the statements themselves write, also through views and partitions. What triggers, rules,
+    functions and foreign keys write because of them fences the guard, as does a statement that cannot be parsed.
 
-    If one is open already, the block is a savepoint in it. The block gets a function to pass the written values to.
-    Call it after each statement: if none is added after the last one, the guard is fenced at the end of the block.
-    It raises :class:`ValueError` for a value that the guard's fields cannot have. Raises :class:`StoreError` if the
-    guard cannot be fenced when it has to be; then the transaction must be rolled back.
+    In an open transaction, the block is a savepoint. It gets a function: pass the written values to it after each
+    statement. Without such a call after the last statement, the guard is fenced at the end of the block. The function
+    raises :class:`ValueError` for a value that the guard's fields cannot have. Raises :class:`StoreError` if the guard
+    cannot be fenced when it has to be; then the transaction must be rolled back.
     """
     key, block = (guard, using), Adding(guard, using)
     with together(connections[using], undo=True):
