@@ -123,7 +123,7 @@ def test_the_figures_of_a_request_were_measured():
 
     readme, faq, page = (" ".join(text.split()) for text in (README, (ROOT / "docs" / "faq.md").read_text(), page))
     shares = [100 * share for way in ("", "ASGI, ") for share in extremes(f": {way}absent IDs, lookup")]
-    assert "{:.0f} to {:.0f}% of its time (ASGI: {:.0f} to {:.0f}%)".format(*shares) in readme
+    assert "{:.0f} to {:.0f}% of the unguarded time (ASGI: {:.0f} to {:.0f}%)".format(*shares) in readme
     assert extremes(": (ASGI, )?absent IDs, door")[1] < 0.01
     low, high = extremes(": (ASGI, )?existing IDs, (lookup|route|door)")
     for text in (readme, faq):
