@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
 from django.conf import settings
@@ -15,13 +14,13 @@ from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
 from ..routes.openness import (
     ELSEWHERE,
+    guarded_views,
     guards_number,
     guards_place,
     is_admin,
     is_rest_framework,
     may_skip_views,
     middleware_classes,
-    view_class_of,
 )
 from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
 
@@ -60,7 +59,7 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Check that requests reach the guards at all."""
     if guards_number() is not None:
         return
-    in_views = {view.guarded_by for pattern in table_for().patterns for view in _guarded_views(pattern.callback)}
+    in_views = {view.guarded_by for pattern in table_for().patterns for view in guarded_views(pattern.callback)}
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
     if silent:
@@ -87,8 +86,8 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
                 obj=guard.model,
                 id="bloomguard.W017",
             )
-        # `@guarded` already answers for its view.
-        if closed and guard.public is None and getattr(routes[0].pattern.callback, "guarded_by", "") != name:
+        answered = {view.guarded_by for view in guarded_views(routes[0].pattern.callback)}
+        if closed and guard.public is None and name not in answered:
             cure = "if an early 404 reveals no more than the view does, set public = True on the guard; else "
             cure = "" if is_rest_framework(routes[0].pattern.callback) else cure
             yield Info(
@@ -103,7 +102,7 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     """Report views under ``@guarded`` without such a guard, or with arguments of which several may carry the ID."""
     for pattern in table_for().patterns:
-        for view in _guarded_views(pattern.callback):
+        for view in guarded_views(pattern.callback):
             guard = registry.get(view.guarded_by)
             if guard is None:
                 yield Warning(
@@ -122,12 +121,3 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
                 break  # `as_view` has the attributes of a decorated `dispatch` too
             except ConfigurationError:  # another check reports the guard
                 pass
-
-
-def _guarded_views(view: Any) -> Iterator[Any]:
-    """Yield ``view``, or the methods of its class, if it is under ``@guarded``."""
-    cls = view_class_of(view)
-    mro = cls.__mro__ if cls is not None else ()
-    methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
-    functions = [value for value in methods.values() if type(value) is FunctionType]
-    yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))

@@ -31,7 +31,7 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
-from .openness import ELSEWHERE, LAST, MISSING, guards_place, layers
+from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
 
@@ -53,14 +53,16 @@ class Row:
 def rows_of_pattern(table: RouteTable, pattern: Pattern) -> list[Row]:
     """Return one row for each guard of ``pattern``; if it has no guard, one row with the reason."""
     found = {route.guard.name: _of_route(route) for route in table.guarded if route.pattern is pattern}
-    in_view = getattr(pattern.callback, "guarded_by", "")
-    if (guard := registry.get(in_view)) is not None:
-        found.setdefault(in_view, _of_decorator(pattern, guard))
+    in_views = {view.guarded_by: view for view in guarded_views(pattern.callback)}
+    for name, view in in_views.items():
+        if (guard := registry.get(name)) is not None and found.get(name, (LOOKUP,))[0] not in (DOOR, ROUTE):
+            found[name] = _of_decorator(pattern, guard, view)
     for guard, reason in _of_lookups(pattern, is_known=bool(found)):
         found.setdefault(guard.name, (LOOKUP, reason))
-    unknown = f"no guard has the name {in_view!r} of its @guarded" if in_view else ""
-    rows = found or {"": (NOWHERE, unknown or reason_against(pattern))}
-    return [Row(pattern.text, pattern.view_name, name, *row) for name, row in rows.items()]
+    if not found:
+        unknown = " or ".join(map(repr, in_views))
+        found[""] = NOWHERE, f"no guard has the name {unknown} of its @guarded" if unknown else reason_against(pattern)
+    return [Row(pattern.text, pattern.view_name, name, *row) for name, row in found.items()]
 
 
 def _of_route(route: GuardedRoute) -> tuple[str, str]:
@@ -69,8 +71,7 @@ def _of_route(route: GuardedRoute) -> tuple[str, str]:
     return ROUTE if route.not_at_door else DOOR, route.not_at_door
 
 
-def _of_decorator(pattern: Pattern, guard: Guard) -> tuple[str, str]:
-    view: Any = pattern.callback
+def _of_decorator(pattern: Pattern, guard: Guard, view: Any) -> tuple[str, str]:
     with suppress(ConfigurationError):  # a check, or the log, reports it
         try:
             kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
@@ -259,10 +260,10 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
 
 def _value(guard: Guard, pattern: Pattern, match: ResolverMatch) -> Any:
     """Return the ID in the path for a guard without a route, or ``NO_ID`` if the path leaves it out."""
-    view: Any = pattern.callback
+    in_view = next((view for view in guarded_views(pattern.callback) if view.guarded_by == guard.name), None)
     try:
-        if getattr(view, "guarded_by", "") == guard.name:
-            names = kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
+        if in_view is not None:
+            names = kwargs_of_view(guard, in_view, pattern.captured, in_view.guarded_arg)
         else:
             names = kwargs_for(guard, pattern.view_name, pattern.captured)
         return unwrapped(tuple(match.kwargs[name] for name in names))

@@ -13,8 +13,10 @@ from django.test import Client
 from django.urls import path
 from django.utils.decorators import method_decorator
 from django.views import View
+from rest_framework.viewsets import ViewSet
 
 from bloomguard.decorators import guarded
+from bloomguard.guards import registry
 from tests.shop.models import Product, Review
 from tests.support.guarding import registered, urlconf
 
@@ -138,3 +140,53 @@ def test_a_path_can_be_explained_without_a_guess(shop, capsys):
 
     [answer] = json.loads(capsys.readouterr().out)["guards"]
     assert (answer["value"], answer["outcome"]) == ("", "passes")
+
+
+class Guarded(View):
+    @guarded("product")
+    def get(self, request, pk):
+        return HttpResponse(get_object_or_404(Product, pk=pk).pk)
+
+
+@method_decorator(guarded("product"), name="get")
+class ByMethodDecorator(View):
+    def get(self, request, pk):
+        return HttpResponse(get_object_or_404(Product, pk=pk).pk)
+
+
+class Products(ViewSet):
+    @guarded("product")
+    def retrieve(self, request, pk):
+        return HttpResponse(get_object_or_404(Product, pk=pk).pk)
+
+    def history(self, request, pk):
+        return HttpResponse()
+
+
+METHODS = [Guarded.as_view(), ByMethodDecorator.as_view(), Products.as_view({"get": "retrieve"})]
+
+
+@pytest.mark.parametrize("view", METHODS, ids=["decorator", "method_decorator", "viewset"])
+def test_a_guarded_method_is_seen_as_a_guarded_function_is(
+    shop, settings, monkeypatch, capsys, django_assert_num_queries, view
+):
+    """By ``explain_guard``, ``guard_routes`` and the checks, without the middleware and on a closed route."""
+    settings.MIDDLEWARE = []
+    shop(path("m/<int:pk>/", view, name="method"))
+
+    with django_assert_num_queries(0):
+        assert Client().get("/m/99/").status_code == 404
+    call_command("explain_guard", "/m/99/", "--json")
+    [answer] = json.loads(capsys.readouterr().out)["guards"]
+    assert answer["outcome"] == "404 at the route (by @guarded, at its place among the view's decorators)"
+    assert [row["answered"] for row in rows(capsys, "product")] == ["route"]
+    monkeypatch.setattr(registry["product"], "routes", ["method"])
+    registry.replan()
+    assert [message.id for message in checks.run_checks(tags=["bloomguard"]) if message.obj is Product] == []
+
+
+def test_another_action_of_a_viewset_is_not_guarded(shop, capsys):
+    """A route calls the methods that it names."""
+    shop(path("m/<int:pk>/history/", Products.as_view({"get": "history"})))
+
+    assert "route" not in [row["answered"] for row in rows(capsys, "product")]
