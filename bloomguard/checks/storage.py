@@ -144,15 +144,18 @@ def _has_store(guard: Guard) -> bool:
 
 
 def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
+    own = guard._runtime.active_filter.store
     run = f"run manage.py rebuild_filter {guard.name}"
+    if own.is_of_one_process:
+        run = f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
+    do = f"{run[0].upper()}{run[1:]}"
     if row is None or not row.active:
-        yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"R{run[1:]}.")
+        yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"{do}.")
         return
     if row.status != ARMED:
         text = f"it is fenced, so every request passes: {row.reason}"
         yield warn(guard, "bloomguard.W031", text, f"Fix the cause, then {run}.")
         return
-    own = guard._runtime.active_filter.store
     try:
         state = table.current(guard.name)
         store = locate_store(state.identity, own) or own
@@ -161,10 +164,10 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
     except StoreUnavailable:  # reported as W021
         return
     except (StoreError, FilterError) as error:
-        if any(each.id in ("bloomguard.W037", "bloomguard.W110") for each in own.check()):
-            return  # the folder is the cause
+        if own.is_of_one_process or any(each.id in ("bloomguard.W037", "bloomguard.W110") for each in own.check()):
+            return  # the store is the cause
         text = f"its filter cannot be used here, so every request passes: {error}"
-        hint = f"R{run[1:]}. While two releases run side by side, wait until the older one has ended."
+        hint = f"{do}. While two releases run side by side, wait until the older one has ended."
         yield warn(guard, "bloomguard.W033", text, hint)
         return
     if store is not own:
@@ -182,5 +185,5 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
             f"{generation.layout.error_rate:.2%} of absent IDs pass",
             f"Raise its capacity, which is {guard.capacity:,}, or remove the line; then {run}."
             if guard.capacity is not None and guard.capacity <= keys
-            else f"R{run[1:]}, which builds a larger filter, and rebuild_filter --if-needed by cron.",
+            else f"{do}, which builds a larger filter, and rebuild_filter --if-needed by cron.",
         )

@@ -8,7 +8,7 @@ import sys
 import threading
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from tqdm import tqdm
 
-from ..exceptions import ConfigurationError
+from ..exceptions import BloomGuardError, ConfigurationError
 from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
 from ..state.table import table
@@ -51,6 +51,8 @@ class GuardsCommand(_Command):
 
     purpose = ""
     interrupted = "interrupted"
+    #: Whether the command asks the guards' stores.
+    asks_stores = True
     _called_from_command_line: bool  # set by Django
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -69,6 +71,8 @@ class GuardsCommand(_Command):
                 guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
                 if not guards:
                     raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
+                if self.asks_stores and self._called_from_command_line:
+                    _refuse_memory(guards)
                 self.run(guards, options)
         except EXPECTED as error:
             raise CommandError(str(error)) from error
@@ -129,6 +133,18 @@ def refuse_unmigrated() -> None:
     """Raise :class:`CommandError` if the database has no state rows. Raises :class:`DatabaseError`."""
     if missing := table.missing():
         raise CommandError(missing)
+
+
+def _refuse_memory(guards: Sequence[Guard]) -> None:
+    """Raise :class:`CommandError` if filters are in the memory of the site's process, which is not this one."""
+    for guard in guards:
+        with suppress(BloomGuardError):  # the command, or a check, reports it
+            if guard._runtime.active_filter.store.is_of_one_process:
+                raise CommandError(
+                    f"{guard.name}: the store {guard.store!r} is in the memory of one process, so a command of another "
+                    "one can neither read nor build its filter; let the process of the site call call_command(), or "
+                    "use a FileStore or a RedisStore"
+                )
 
 
 @contextmanager

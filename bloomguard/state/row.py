@@ -90,6 +90,11 @@ class State:
                 "its filter was built from another database: this one is a copy of that, or was restored, or another "
                 "server took over; run rebuild_filter"
             )
+        if store.is_of_one_process:
+            return (
+                f"its filter is not in the memory of this process, where the store {store.alias!r} keeps filters; let "
+                "the process of the site call call_command('rebuild_filter'), or use another store"
+            )
         # A remote store is the same one for both hosts.
         if self.host not in ("", here) and not store.is_remote:
             return (

@@ -137,6 +137,8 @@ class Store(ABC):
 
     #: Whether a check waits for the network. An event loop must not call the sync methods of such a store.
     is_remote: ClassVar[bool] = False
+    #: Whether its filters are in the memory of the process that builds them, so that no other one has them.
+    is_of_one_process: ClassVar[bool] = False
     #: Maximum size of a shard of a new generation, in bytes.
     shard_bytes: int = SHARD_BYTES
 

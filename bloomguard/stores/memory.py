@@ -7,6 +7,9 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import ClassVar
+
+from django.core.checks import CheckMessage, Warning
 
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
@@ -19,6 +22,8 @@ from .pages import PAGE_BYTES, Page, add_to
 
 class MemoryStore(Store):
     """Generations on the heap, at most ``max_bytes`` in total (1 GiB)."""
+
+    is_of_one_process: ClassVar[bool] = True
 
     def __init__(self, alias: str, *, max_bytes: int = 1 << 30) -> None:
         super().__init__(alias)
@@ -87,3 +92,13 @@ class MemoryStore(Store):
 
     def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         return [self._pages.get(page, b"") for page in pages]
+
+    def check_deployed(self) -> list[CheckMessage]:
+        return [
+            Warning(
+                f"the store {self.alias!r} is in the memory of one process: no other one has its filters.",
+                hint="Use a FileStore or a RedisStore. If the site is a single process, let it build the filters, by "
+                "call_command('rebuild_filter'), and silence this check.",
+                id="bloomguard.W045",
+            )
+        ]

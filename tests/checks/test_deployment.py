@@ -312,3 +312,15 @@ def test_a_trigger_that_changes_a_row_before_it_is_written(mine, trigger, column
     trigger(f"NEW.{column} := NEW.{column}", on="shop_product", when="BEFORE INSERT")
 
     assert [found for found, _, _ in messages() if found == "bloomguard.W035"] == []
+
+
+def test_a_store_in_memory_is_reported_instead_of_its_filters(mine, settings):
+    """No other process has them, so that a shell can neither read nor build one."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}}
+
+    (never, store), hint = messages(), "Let the process of the site call call_command('rebuild_filter', 'mine')."
+    assert (store[0], never[0], never[2]) == ("bloomguard.W045", "bloomguard.W030", hint)
+    assert "the store 'default' is in the memory of one process" in store[1]
+
+    GuardState.objects.create(name="mine", active="a", identity="memory:of-the-site")
+    assert [found for found, _, _ in messages()] == ["bloomguard.W045"]

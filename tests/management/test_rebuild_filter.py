@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 
 import pytest
-from django.core.management import CommandError, call_command
+from django.core.management import BaseCommand, CommandError, call_command
 from django.db import OperationalError, connection, connections, models
 from django.test.utils import isolate_apps
 
@@ -513,3 +513,18 @@ def test_all_waits_are_told(monkeypatch, clock):
     waited = [Rebuild(registry["product"], sleep=clock.sleep).run().waited_seconds for _ in range(2)]
 
     assert waited == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("command", ["rebuild_filter", "verify_filter", "filter_stats"])
+def test_a_shell_refuses_a_store_in_the_memory_of_the_site(settings, monkeypatch, command):
+    """A build in a shell's own memory would switch the guard off for the site; the site's process may build."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}}
+    call_command("rebuild_filter", "product", stdout=io.StringIO())
+    before = states.table.current("product")
+
+    monkeypatch.setattr(BaseCommand, "_called_from_command_line", True)
+    with pytest.raises(CommandError, match="product: the store 'default' is in the memory of one process, so a"):
+        call_command(command, "product")
+
+    assert states.table.current("product") == before
+    call_command("switch_guards", "shadow", "product", stdout=io.StringIO())

@@ -25,6 +25,7 @@ class Command(GuardsCommand):
         "opposite), or fence (all pass until a user rebuilds the filter). Every process follows within a second."
     )
     purpose = "switch"
+    asks_stores = False
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("action", choices=SWITCHES, help="what to switch to")
