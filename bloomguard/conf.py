@@ -10,6 +10,8 @@ Everything has a default: without the setting, filters are stored in a private f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +25,12 @@ DEFAULT_STORES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "bloomguard.
 KNOWN = {"ENABLED", "STORES"}
 #: Where messages send their readers, who may have no clone.
 PAGES = "https://github.com/bloomguard/bloomguard/blob/main/docs/"
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a question to whoever wrote ``name``; empty if none of the ``known`` names is like it."""
+    near = get_close_matches(str(name), list(known), 1)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 class Settings:

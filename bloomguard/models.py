@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.apps import apps
+from django.core.exceptions import ImproperlyConfigured
 from django.db import models, router
 from django.dispatch import Signal
 from django.utils.translation import gettext_lazy as _
+
+if not apps.is_installed("bloomguard"):  # else Django asks for an app_label
+    raise ImproperlyConfigured("bloomguard is imported, but INSTALLED_APPS has no 'bloomguard'")
 
 #: Sent before state rows are deleted, before the transaction of the DELETE, with their ``names`` and ``using``.
 deleting = Signal()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -451,3 +453,14 @@ def test_a_thread_that_outlives_its_request_breaks_no_response(browser, shop, se
     settings.ROOT_URLCONF = urlconf(path("", view))
 
     assert browser.get("/").status_code == 404
+
+
+def test_without_the_app_the_message_is_what_to_add():
+    """Not Django's, which asks for an ``app_label``."""
+    code = (
+        "import django; from django.conf import settings; settings.configure(INSTALLED_APPS=[]); django.setup(); "
+        "import bloomguard.middleware"
+    )
+    failed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert failed.stderr.splitlines()[-1].endswith("bloomguard is imported, but INSTALLED_APPS has no 'bloomguard'")

@@ -9,6 +9,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning, register
 from django.middleware.cache import FetchFromCacheMiddleware
 
+from ..conf import did_you_mean
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
@@ -63,8 +64,8 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     silent = sorted(guard.name for guard in registry if guard.name not in in_views)
     names = ", ".join(map(repr, silent))
     if silent:
-        text = f"MIDDLEWARE has no BloomGuardMiddleware, so only a door answers for the guards {names}."
-        hint = f"Add {_PATH!r} at the end, or put @guarded on the views."
+        text = f"MIDDLEWARE has no BloomGuardMiddleware, so requests do not ask the guards {names}."
+        hint = f"Add {_PATH!r} at the end, or put @guarded on the views. Silence this check if a door is all you want."
         yield Warning(text, hint=hint, id="bloomguard.W013")
 
 
@@ -105,10 +106,11 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         for view in guarded_views(pattern.callback):
             guard = registry.get(view.guarded_by)
             if guard is None:
+                names = sorted(each.name for each in registry)
                 yield Warning(
                     f"no guard has the name {view.guarded_by!r}, by which the view of {pattern.text} is @guarded: all "
                     "requests reach it.",
-                    hint=f"The guards are {', '.join(sorted(each.name for each in registry)) or 'not registered yet'}.",
+                    hint=did_you_mean(view.guarded_by, names) or f"The guards are {', '.join(names) or 'none'}.",
                     id="bloomguard.W043",
                 )
                 break

@@ -64,7 +64,8 @@ def check_settings(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 def _unusable(error: ConfigurationError) -> Warning:
     is_redis = isinstance(error.__cause__, ModuleNotFoundError) and error.__cause__.name == "redis"
     page = conf.PAGES + ("redis.md" if is_redis else "settings.md")
-    hint = f"Install bloomguard with the extra redis, see {page}." if is_redis else f"See {page}."
+    install = "Install bloomguard with the extra redis (in a clone: python -m pip install '.[redis]'), see"
+    hint = f"{install if is_redis else 'See'} {page}."
     return Warning(f"{error}.", hint=hint, id="bloomguard.W109")
 
 

@@ -97,6 +97,11 @@ class Registry:
             names = sorted(self._guards)
             if len(names) > _MANY:
                 names = sorted(get_close_matches(name, names, _MANY, 0.0))
+            of_model = [
+                guard.name for guard in self._guards.values() if guard.model._meta.label_lower == str(name).lower()
+            ]
+            if of_model:
+                raise ConfigurationError(f"there is no guard {name!r}; that model has {', '.join(of_model)}") from None
             known = ", ".join(names) or "none: an app's guards.py registers them"
             raise ConfigurationError(f"there is no guard {name!r}; known are {known}") from None
 

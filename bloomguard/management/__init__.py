@@ -21,9 +21,6 @@ from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
 from ..state.table import table
 
-#: Sleeps and dates overflow long after this.
-_TEN_YEARS = 3650 * 86400
-
 
 class _Command(BaseCommand):
     """A command of bloomguard."""
@@ -166,15 +163,26 @@ def _module(text: str) -> str:
     return text
 
 
-def seconds(text: str) -> float:
-    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds, at least 1 s and at most ten years; for ``type=``."""
-    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
-    given = int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]] if found else 0
-    if not 1 <= given <= _TEN_YEARS:
+# Sleeps and dates overflow long after ten years.
+def seconds(text: str, least: str = "1s", most: str = "3650d") -> float:
+    """Convert ``90s``, ``30m``, ``1h`` or ``7d`` to seconds, from ``least`` to ``most``; for ``type=``."""
+    if not _count(least) <= (given := _count(text)) <= _count(most):
         raise ArgumentTypeError(
-            f"{text!r} is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h"
+            f"{text!r} is not a duration from {least} to {most}; write a number with s, m, h or d, as in 30m or 1h"
         )
-    return float(given)
+    return given
+
+
+def _count(text: str) -> float:
+    found = re.fullmatch(r"([0-9]{1,9})([smhd])", text)
+    return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]) if found else 0.0
+
+
+def rate_in_words(kind: str, measured: float, promised: float) -> str:
+    """Return the error rate of a filter, now and when it is full; a bitmap has one outside of its range only."""
+    if kind == "bitmap":
+        return "exact for IDs of its range"
+    return f"error rate {measured * 100:.3g}% now, {promised * 100:.3g}% when full"
 
 
 def named(figures: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import DEFAULT_DB_ALIAS, Error, connections
 from django.utils import timezone
 
-from ..exceptions import BloomGuardError, RebuildError, StoreError
+from ..exceptions import BloomGuardError, RebuildError, StoreError, StoreUnavailable
 from ..filters import FilterError
 from ..filters.layout import KeysSummary, Layout, bitmap_of, choose
 from ..guards import Guard
@@ -83,6 +83,8 @@ def failure(guard: Guard, error: Exception) -> RebuildError:
     if isinstance(error, RebuildError):
         return error
     what = str(error).removeprefix(f"{guard.name}: ") if isinstance(error, EXPECTED) else repr(error)
+    if isinstance(error, StoreUnavailable):
+        what = f"the store {guard.store!r} cannot be used: {what.rstrip('.')}. Start its server, or correct its OPTIONS"
     why = missing_table(guard) if isinstance(error, Error) else ""
     failed = RebuildError(f"{guard.name}: {why or what}")
     failed.__cause__ = error

@@ -64,6 +64,7 @@ class Findings:
 
     guard: str
     generation: str
+    kind: str = ""
     rows: int = 0
     missing: int = 0
     error_rate: float = 0.0
@@ -120,6 +121,7 @@ class Verification:
         return Findings(
             guard=self.guard.name,
             generation=generation.name,
+            kind=generation.layout.kind,
             rows=self._rows,
             missing=self._missing,
             unread_scopes=tuple(unread),

@@ -14,7 +14,7 @@ from typing import Any
 
 from django.db import DatabaseError
 from django.forms.models import model_to_dict
-from django.urls import Resolver404, ResolverMatch, resolve
+from django.urls import Resolver404, ResolverMatch, is_valid_path, resolve
 from django.utils import translation
 
 from .. import conf
@@ -186,7 +186,10 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
         try:
             match = resolve(path, table.urlconf)
         except Resolver404:
-            return Explanation(path=path, method=method, unguarded="no URL pattern matches this path")
+            why = "no URL pattern matches this path"
+            if is_valid_path(f"{path}/", table.urlconf):
+                why += f"; one matches {path}/, with a slash at the end: explain that"
+            return Explanation(path=path, method=method, unguarded=why)
         resolve_us = _us_since(began)
         found = (each for each in table.patterns if each.is_of(match) and each.match(path) is not None)
         pattern = next(found, None)

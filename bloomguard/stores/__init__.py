@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from inspect import signature
 from typing import Any
 
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
-from ..conf import settings
+from ..conf import did_you_mean, settings
 from ..exceptions import BloomGuardError, ConfigurationError, StoreUnavailable
 from ..process import own_lock
 from .base import Generation, Store
@@ -71,14 +72,17 @@ class StoreHandler:
                 f"BLOOMGUARD['STORES'][{alias!r}] has no BACKEND that is the path of a class, such as "
                 "'bloomguard.stores.file.FileStore'"
             )
-        options = configured[alias].get("OPTIONS", {})
+        cls, options = None, configured[alias].get("OPTIONS", {})
         try:
-            made = import_string(backend)(alias, **options)
+            cls = import_string(backend)
+            made = cls(alias, **options)
         except BloomGuardError:
             raise
         except Exception as error:
             # The message of another error may contain an option's value, such as a password.
             why = error if isinstance(error, (ImportError, TypeError)) else type(error).__name__
+            if isinstance(error, TypeError) and isinstance(options, dict):
+                why = _unknown_option(cls, options) or why
             raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}] with BACKEND {backend!r}: {why}") from error
         if not isinstance(made, Store):
             raise ConfigurationError(f"BLOOMGUARD['STORES'][{alias!r}]: BACKEND {backend!r} is not a subclass of Store")
@@ -96,6 +100,15 @@ class StoreHandler:
     def reset(self) -> None:
         """Drop all instances; the next access reads the settings again."""
         self._stores, self._failed_at = {}, {}
+
+
+def _unknown_option(cls: Any, options: dict[str, Any]) -> str:
+    """Return which option ``cls`` does not take; empty if it takes all."""
+    with suppress(TypeError, ValueError):  # it has no signature
+        known = [name for name in signature(cls).parameters if name != "alias"]
+        for name in sorted(map(str, options.keys() - known)):
+            return f"OPTIONS has {name!r}. {did_you_mean(name, known) or 'Known are ' + ', '.join(known)}"
+    return ""
 
 
 stores = StoreHandler()

@@ -395,7 +395,9 @@ def test_a_missing_driver_names_its_extra(settings, monkeypatch):
 
     assert found == "bloomguard.W109"
     assert "redis" in message
-    assert hint == f"Install bloomguard with the extra redis, see {PAGES}redis.md."
+    assert hint == (
+        f"Install bloomguard with the extra redis (in a clone: python -m pip install '.[redis]'), see {PAGES}redis.md."
+    )
 
 
 @pytest.mark.django_db
@@ -479,7 +481,7 @@ def test_guards_that_nobody_asks(only, settings):
     found, message, hint = the_message()
 
     assert found == "bloomguard.W013"
-    assert "only a door answers for the guards 'mine'" in message
+    assert "so requests do not ask the guards 'mine'" in message
     assert GUARD in hint
 
 
@@ -509,7 +511,7 @@ def test_a_view_under_guarded_with_a_name_that_no_guard_has(only, settings):
     assert found == "bloomguard.W043"
     assert "no guard has the name 'mien'" in message
     assert "/products/<int:pk>/" in message
-    assert hint == "The guards are mine."
+    assert hint == "Did you mean 'mine'?"
 
 
 def test_check_fails_the_command(only):

@@ -155,7 +155,13 @@ SETTINGS = [
     (
         store({"BACKEND": FILE, "OPTIONS": {"folder": "/x"}}),
         "W109",
-        "got an unexpected keyword argument 'folder'",
+        "OPTIONS has 'folder'. Known are path",
+    ),
+    (store({"BACKEND": FILE, "OPTIONS": {"pathh": "/x"}}), "W109", "OPTIONS has 'pathh'. Did you mean 'path'?"),
+    (
+        store({"BACKEND": REDIS, "OPTIONS": {"urls": "redis://u:hush@h"}}),
+        "W109",
+        "OPTIONS has 'urls'. Did you mean 'url'?",
     ),
     (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "int"),
     (store({"BACKEND": FILE, "LOCATION": "/x"}), "W115", "unknown key 'LOCATION'"),

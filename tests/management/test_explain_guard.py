@@ -178,6 +178,10 @@ def test_every_reason_has_a_meaning():
     ("url", "why"),
     [
         ("/nothing/", "no URL pattern matches this path"),
+        (
+            "/products/8",
+            "no URL pattern matches this path; one matches /products/8/, with a slash at the end: explain that",
+        ),
         ("/products/0/", "the pattern captures nothing from the path"),  # a pattern before the guarded one takes it
     ],
 )

@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from datetime import timedelta
+from unittest.mock import Mock
 
 import pytest
 from django.core.management import BaseCommand, CommandError, call_command
@@ -15,6 +16,7 @@ from django.db import OperationalError, connection, connections, models
 from django.test.utils import isolate_apps
 
 from bloomguard import management
+from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards.registry import Registry, registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild
@@ -51,10 +53,11 @@ def test_the_named_guards_are_built(capfd):
 
     assert re.fullmatch(
         r"product: 2,000 rows in a bitmap filter of [\d.]+ KiB, built in [\d.]+ s after waiting [\d.]+ s for "
-        r"other processes; error rate [\d.]+% now, 0\.1000% when full",
+        r"other processes; exact for IDs of its range",
         said[0],
     )
     assert said[1].startswith("article: 1 row in a bloom filter of ")
+    assert said[1].endswith("% now, 0.1% when full")
     assert len(said) == 2
     assert stores["default"].names("order") == []
 
@@ -92,7 +95,8 @@ def test_whoever_builds_a_first_filter_is_told_who_must_not_write_any_more(capfd
     run("product", "article", "order", "place")
     then = capfd.readouterr().err
 
-    assert "product: the first filter. A process that started before the guard existed does not add the rows" in first
+    assert "product: the first filter. Rows that a process without the guard writes are not in it" in first
+    assert "stop it, then run rebuild_filter product again" in first
     assert "order, place: the first filter." in then
     assert then.count("the first filter") == 1
 
@@ -289,6 +293,21 @@ def test_a_router_that_raises_stops_no_other_guard(settings, option):
     assert is_built == (option != "--dry-run")
 
 
+def test_a_model_is_no_guard():
+    """Whoever names the model learns the name of its guard."""
+    with pytest.raises(CommandError, match=r"^there is no guard 'shop\.article'; that model has article$"):
+        run("shop.article")
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch):
+    """With the cure, for whoever reads the mail of a cron job."""
+    monkeypatch.setattr(
+        Rebuild, "complete", Mock(side_effect=StoreUnavailable("no connection to the server: refused."))
+    )
+    with pytest.raises(CommandError, match=r"^product: the store 'default' cannot be used: no .* refused\. Start its"):
+        run("product")
+
+
 def test_a_database_that_fails_stops_no_other_guard(monkeypatch):
     real = Rebuild._summary
 
@@ -483,6 +502,13 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
 def test_times_are_written_with_a_unit():
     """Seconds, minutes, hours and days."""
     assert [management.seconds(text) for text in ("90s", "30m", "1h", "7d")] == [90, 1_800, 3_600, 604_800]
+
+
+def test_a_period_is_one_that_is_kept():
+    """The limits that are shown are those of the option, not of all times."""
+    for given in ("1y", "59s", "32d"):
+        with pytest.raises(CommandError, match=f"'{given}' is not a duration from 1m to 31d"):
+            call_command("filter_stats", f"--since={given}")
 
 
 @pytest.mark.parametrize("given", ["", "7", "d", "-1s", "0s", "0d", "3651d", "999999999d", "9" * 20 + "s"])

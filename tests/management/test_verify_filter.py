@@ -65,7 +65,7 @@ def test_a_true_filter_is_found_true(monkeypatch):
     said = run("product", "order", "article", "place").splitlines()
 
     assert re.fullmatch(
-        r"product: all 2,000 rows are in its filter; error rate [\d.]+% now, 0\.1000% when full; [\d.]+% of its "
+        r"product: all 2,000 rows are in its filter; exact for IDs of its range; [\d.]+% of its "
         r"keys are stale; [\d.]+ s",
         said[0],
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from argparse import ArgumentTypeError
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from django.core.management.base import CommandParser
@@ -18,7 +18,6 @@ from ...guards.counters import FALSE_ABSENCE, FALSE_POSITIVE, WOULD_BLOCK, WOULD
 from ...metrics import DAY, HOUR, MINUTE, Series, read_series
 from .. import GuardsCommand, seconds
 
-_MONTH = 31 * DAY
 _CLEAR = "\x1b[H\x1b[2J"
 _TOTALS = ("checks", "blocked", "avoided", "absent", "maybe", "unknown")
 
@@ -36,7 +35,7 @@ class Command(GuardsCommand):
         super().add_arguments(parser)
         parser.add_argument(
             "--since",
-            type=_since,
+            type=partial(seconds, least="1m", most="31d"),
             default="1h",
             metavar="TIME",
             help="the period to show: 15m, 1h (default), 7d, ..., at most 31d; by the hour if longer than a day",
@@ -79,15 +78,6 @@ class Command(GuardsCommand):
             self.stdout.write(line)
         if not any(series.total("checks") or series.error for _, series in shown):
             self.stdout.write("nothing was counted in this time")
-
-
-def _since(text: str) -> float:
-    found = seconds(text)
-    if not MINUTE <= found <= _MONTH:
-        raise ArgumentTypeError(
-            f"{text!r} is out of range: counters are kept for 31d, by the minute for the last 24h; give 1m to 31d"
-        )
-    return found
 
 
 def _figures(guard: Guard, series: Series) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, attempt
 from ...state.table import table
-from .. import GuardsCommand, counted, named, refuse_unmigrated, seconds, size_in_words
+from .. import GuardsCommand, counted, named, rate_in_words, refuse_unmigrated, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -149,7 +149,7 @@ class Command(GuardsCommand):
                     f"{report.guard}: {counted(report.rows)} in a {report.kind} filter of "
                     f"{size_in_words(report.bytes)}, "
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
-                    f"processes; error rate {report.error_rate_measured:.4%} now, {report.error_rate:.4%} when full"
+                    f"processes; {rate_in_words(report.kind, report.error_rate_measured, report.error_rate)}"
                 )
                 if options["keep_standby"] and not table.current(report.guard).kept:
                     why = "it had no filter, was disabled, or has a scope"
@@ -172,7 +172,8 @@ class Command(GuardsCommand):
                     first.append(guard.name)
         if first:
             self.stderr.write(
-                f"{', '.join(first)}: the first filter. A process that started before the guard existed does not add "
-                "the rows that it writes, so they are answered 404: if one still runs, stop it and rebuild",
+                f"{', '.join(first)}: the first filter. Rows that a process without the guard writes are not in it, "
+                "and would be answered 404. If such a process still runs, stop it, then run rebuild_filter "
+                f"{' '.join(first)} again",
                 self.style.WARNING,
             )

@@ -14,7 +14,7 @@ from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.plan import attempt
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from .. import GuardsCommand, named, refuse_unmigrated
+from .. import GuardsCommand, named, rate_in_words, refuse_unmigrated
 
 
 class Command(GuardsCommand):
@@ -75,9 +75,9 @@ def _summary(findings: Findings, rows: str) -> str:
         )
     without = f", which was built without {', '.join(findings.unread_scopes)}" if findings.unread_scopes else ""
     return (
-        f"{findings.guard}: all {findings.rows:,} {rows} are in its filter{without}; error rate "
-        f"{findings.error_rate_measured:.4%} now, {findings.error_rate:.4%} when full; {findings.stale_share:.1%} of "
-        f"its keys are stale; {findings.seconds:.1f} s"
+        f"{findings.guard}: all {findings.rows:,} {rows} are in its filter{without}; "
+        f"{rate_in_words(findings.kind, findings.error_rate_measured, findings.error_rate)}; "
+        f"{findings.stale_share:.1%} of its keys are stale; {findings.seconds:.1f} s"
     )
 
 
