@@ -101,7 +101,7 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
                 f"the state row {name!r} is of no guard of this project: the first write of each process to its table "
                 "may wait two seconds.",
                 hint="If the guard has another name now, set its former name. Else, once no process of a version with "
-                f"the guard runs, delete the row and its filters: see {conf.PAGES}deploying.md#remove-a-guard.",
+                f"the guard runs, run manage.py remove_guard {name}.",
                 id="bloomguard.W044",
             )
     except DatabaseError as error:

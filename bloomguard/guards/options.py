@@ -85,11 +85,11 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
     return lambda value: any(value is each or (_is_text(value) and value == each) for each in values)
 
 
-_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
+NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _SIZE = "Remove the line to use the default"
 _OPTIONS = {
     "name": _Option(
-        "bloomguard.W118", lambda value: _is_text(value) and bool(_NAME.fullmatch(value)), "misnamed",
+        "bloomguard.W118", lambda value: _is_text(value) and bool(NAME.fullmatch(value)), "misnamed",
         "Begin with a lower-case letter; up to 99 lower-case letters, digits, dots, dashes and underscores may follow",
         True,
     ),

@@ -22,8 +22,8 @@ from ..rebuild.plan import EXPECTED
 from ..state.table import table
 
 
-class _Command(BaseCommand):
-    """A command of bloomguard."""
+class JsonCommand(BaseCommand):
+    """A command with the option ``--json``."""
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -39,7 +39,7 @@ class _Command(BaseCommand):
         return super().execute(*args, **options)
 
 
-class GuardsCommand(_Command):
+class GuardsCommand(JsonCommand):
     """A command on all guards, or the named ones; subclasses implement :meth:`run`, for the ``purpose`` in words.
 
     The errors in :data:`EXPECTED` are shown without a traceback, Ctrl-C with the text ``interrupted``. In
@@ -106,7 +106,7 @@ class GuardsCommand(_Command):
         return show
 
 
-class UrlsCommand(_Command):
+class UrlsCommand(JsonCommand):
     """A command on the patterns of a URLconf; subclasses implement :meth:`run`."""
 
     def add_arguments(self, parser: CommandParser) -> None:

@@ -174,6 +174,9 @@ class Store(ABC):
     def drop(self, guard: str, name: str) -> None:
         """Delete a generation, if it exists. Raises :class:`StoreError` if it cannot be deleted."""
 
+    def forget(self, guard: str) -> None:  # noqa: B027
+        """Delete what a guard without generations has left, but for what expires. Raises :class:`StoreError`."""
+
     @abstractmethod
     def names(self, guard: str) -> list[str]:
         """Return the names of a guard's generations, sealed or not. Raises :class:`StoreError`."""

@@ -6,6 +6,7 @@ neighbouring bits at the same time, one could lose its bit.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -164,6 +165,18 @@ class FileStore(Store):
             self._file(guard, name).unlink(missing_ok=True)
         except OSError as error:
             raise StoreError(self._cannot("remove", error)) from error
+
+    def forget(self, guard: str) -> None:
+        folder = self._folder(guard)
+        try:
+            for name in filter(_PAGE_NAME.fullmatch, os.listdir(folder)):
+                (folder / name).unlink()
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # it has filters of another database
+                raise StoreError(self._cannot("remove", error)) from error
 
     def names(self, guard: str) -> list[str]:
         try:

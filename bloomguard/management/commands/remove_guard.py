@@ -1,0 +1,78 @@
+"""``manage.py remove_guard NAME``: delete what is left of a guard that the project no longer has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from ...conf import settings
+from ...guards import registry
+from ...guards.options import NAME
+from ...models import GuardState, GuardTask
+from ...rebuild.plan import EXPECTED
+from ...rebuild.standby import prefix_of
+from ...state.table import table
+from ...stores import stores
+from .. import JsonCommand, counted, refuse_unmigrated
+
+
+class Command(JsonCommand):
+    """``manage.py remove_guard``."""
+
+    help = (
+        "Delete the state row and the filters of a guard that the project no longer has. First stop all processes of "
+        "versions that have it."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("name", help="the name of the former guard")
+        parser.add_argument(
+            "--no-input", "--noinput", action="store_false", dest="interactive", help="ask for no confirmation"
+        )
+        super().add_arguments(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        name = options["name"]
+        if name in {guard.name for guard in registry}:
+            raise CommandError(f"the project has the guard {name!r}: remove its class first")
+        try:
+            refuse_unmigrated()
+            state = table.current(name)
+            # Another site that shares a store in error may answer from those that were built from another database.
+            there = {alias: stores[alias].patient.names(name) for alias in settings.stores if NAME.fullmatch(name)}
+            own = prefix_of(state.here)
+            found = {alias: [each for each in names if each.startswith(own)] for alias, names in there.items()}
+            if not (state.version or any(found.values())):
+                rows = GuardState.objects.using(table.connection.alias).values_list("name", flat=True)
+                former = sorted(set(rows) - {guard.name for guard in registry})
+                raise CommandError(f"nothing is left of a guard {name!r}; there is {', '.join(former) or 'no other'}")
+            if options["interactive"] and not self._is_confirmed(name):
+                self.stderr.write("nothing was removed")
+                return
+            for model in (GuardState, GuardTask):  # the first deletion fences the guard, and waits for all processes
+                model._default_manager.using(table.connection.alias).filter(name=name).delete()
+            for alias, names in found.items():
+                for each in names:
+                    stores[alias].patient.drop(name, each)
+                if names == there[alias]:
+                    stores[alias].forget(name)
+        except EXPECTED as error:
+            raise CommandError(f"{name}: {error}") from error
+        left = sum(map(len, there.values())) - sum(map(len, found.values()))
+        if options["json"]:
+            self.stdout.write(json.dumps({"name": name, "generations": found, "left": left}))
+        elif options["verbosity"]:
+            of_others = f"; left {counted(left, 'filter')}, built from another database" if left else ""
+            self.stdout.write(
+                f"{name}: removed its state row and {counted(sum(map(len, found.values())), 'filter')}{of_others}"
+            )
+
+    def _is_confirmed(self, name: str) -> bool:
+        self.stderr.write(
+            f"This deletes the state row and the filters of the guard {name!r}. A process that still has this guard "
+            "must not run any more.\nType 'yes' to continue: ",
+            ending="",
+        )
+        return input() == "yes"

@@ -1,0 +1,119 @@
+"""``manage.py remove_guard``: nothing is left of a guard that is gone, and nobody else loses anything."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.utils import timezone
+
+from bloomguard.models import GuardState, GuardTask
+from bloomguard.rebuild import Rebuild
+from bloomguard.state import table as states
+from bloomguard.stores import stores
+from bloomguard.stores.pages import MINUTE, Page
+from tests.shop.models import Product
+from tests.support.guarding import registered
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True, databases="__all__"),
+    pytest.mark.usefixtures("fresh", "clock", "hasty"),
+]
+
+
+@pytest.fixture
+def former(clock):
+    """A guard that was built, asked and removed from the code."""
+    with registered(Product, name="former") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+    stores["default"].add_metrics(Page("former", MINUTE, 7), {0: 1})
+    GuardTask.objects.create(name="former", work="rebuild", seen_at=timezone.now())
+    return stores["default"].path / "former"
+
+
+def run(*arguments):
+    out = io.StringIO()
+    call_command("remove_guard", *arguments, stdout=out)
+    return out.getvalue()
+
+
+@pytest.mark.usefixtures("each_database")
+def test_nothing_is_left(former, monkeypatch):
+    """No row, no filter, no metrics, no task; while there was a row, all processes were told to answer nothing."""
+    fenced = []
+    monkeypatch.setattr(states.table, "sleep", lambda seconds: fenced.append(states.table.row("former")))
+
+    assert run("former", "--no-input") == "former: removed its state row and 1 filter\n"
+
+    assert fenced[0].status == GuardState.Status.FENCED
+    assert not former.exists()
+    assert not GuardState.objects.filter(name="former").exists()
+    assert not GuardTask.objects.filter(name="former").exists()
+    with pytest.raises(CommandError, match=r"^nothing is left of a guard 'former'; there is no other$"):
+        run("former", "--no-input")
+
+
+def test_it_prints_one_object(former):
+    """What was deleted from which store."""
+    [name] = stores["default"].names("former")
+
+    found = json.loads(run("former", "--no-input", "--json"))
+    assert found["name"] == "former"
+    assert found["generations"]["default"] == [name]
+    assert found["left"] == 0
+
+
+def test_a_guard_of_the_project_is_refused(build):
+    """Its row is of use."""
+    build("product")
+
+    with pytest.raises(CommandError, match=r"^the project has the guard 'product': remove its class first$"):
+        run("product", "--no-input")
+    assert states.table.current("product").active
+
+
+@pytest.mark.parametrize(("answer", "is_removed"), [("yes", True), ("y", False), ("", False)])
+def test_it_asks_first(former, monkeypatch, answer, is_removed):
+    """As ``flush`` does: only ``yes`` continues."""
+    monkeypatch.setattr("builtins.input", lambda: answer)
+    run("former")
+
+    assert GuardState.objects.filter(name="former").exists() is not is_removed
+    assert former.exists() is not is_removed
+
+
+def test_filters_of_another_database_are_left(former):
+    """Another site may answer from them, if both share a store in error."""
+    theirs = former / "r0000000000000000.filter"
+    theirs.touch(mode=0o600)
+
+    assert run("former", "--no-input").endswith("and 1 filter; left 1 filter, built from another database\n")
+    assert theirs.exists()
+    assert (former / f"metrics-{MINUTE}-7").exists()
+
+
+def test_a_store_that_fails_is_asked_before_the_row_is_gone(former, monkeypatch):
+    """So that the command can be run again; and what a former run has left is removed without a row."""
+    with monkeypatch.context() as patch:
+        patch.setattr("os.listdir", _refused)
+        with pytest.raises(CommandError, match=r"^former: the store 'default' cannot read"):
+            run("former", "--no-input")
+    assert GuardState.objects.filter(name="former").exists()
+
+    GuardState.objects.filter(name="former").delete()
+    assert run("former", "--no-input").endswith("1 filter\n")
+    assert not former.exists()
+
+
+def _refused(path):
+    raise PermissionError(13, "Permission denied", path)
+
+
+@pytest.mark.parametrize("name", ["", "../former", "Former"])
+def test_a_name_that_no_guard_can_have(former, name):
+    """No other folder is looked into."""
+    with pytest.raises(CommandError, match=r"nothing is left of a guard .*; there is former$"):
+        run(name, "--no-input")
+    assert former.exists()
