@@ -26,8 +26,10 @@ class Command(GuardsCommand):
     """``manage.py filter_stats``."""
 
     help = (
-        "Show what all guards, or the named ones, did: verdicts and their reasons, requests blocked, lookups avoided, "
-        "false positives. Counts all processes that share a store, with a delay of some seconds."
+        "Show what all guards, or the named ones, did. Blocked: requests that ended as a guard's 404. Avoided: queries "
+        "that were not sent, also by blocked requests. Checks: each had the verdict absent, maybe or unknown. False "
+        "positives: maybe, and then a query found nothing; their share should be the guard's error_rate at most. "
+        "Counts all processes that share a store, with a delay of some seconds."
     )
     purpose = "show"
 
@@ -71,7 +73,7 @@ class Command(GuardsCommand):
             return
         if options["watch"] is not None and self.stdout.isatty():
             self.stdout.write(_CLEAR, ending="")
-        head = ("guard", *_TOTALS, "false positives", "promised", "a check")
+        head = ("guard", *_TOTALS, "false positives", "error_rate", "time/check")
         for line in _table([head, *(_row(guard, series) for guard, series in shown)]):
             self.stdout.write(line)
         for line in (line for _, series in shown for line in _remarks(series)):
@@ -94,7 +96,7 @@ def _figures(guard: Guard, series: Series) -> dict[str, Any]:
         "false_absences": total(FALSE_ABSENCE),
         "would_be_404": total(WOULD_BLOCK),
         "would_be_false_404": total(WOULD_HARM),
-        "error_rate_promised": guard.error_rate,
+        "error_rate": guard.error_rate,
         "error_rate_measured": series.false_positive_rate,
         "check_microseconds": None if check is None else round(check * 1e6, 2),
         "error": series.error,
