@@ -122,6 +122,18 @@ def test_it_reads_well(guards, capsys):
     assert lines[-1].endswith("patterns that take an identifier are guarded")
 
 
+def test_what_is_not_sure_is_not_counted_as_sure(capsys, settings):
+    """Of a function view only its code knows which row it looks up."""
+    settings.ROOT_URLCONF, settings.MIDDLEWARE = (
+        urlconf(path("x/<int:pk>/", lambda request, pk: HttpResponse())),
+        [GUARD],
+    )
+    call_command("guard_routes")
+
+    said = capsys.readouterr().out.splitlines()[-1]
+    assert said == "1 of 1 patterns that take an identifier are guarded, 1 of them if the view looks up the row"
+
+
 def test_the_share_of_guarded_patterns_is_that_of_all(guards, capsys):
     """Also of ``--unguarded``, which lists none of the guarded ones."""
     call_command("guard_routes")

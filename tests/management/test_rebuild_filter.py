@@ -402,7 +402,7 @@ def test_if_needed_does_nothing_without_a_reason(capfd):
     run("product")
     active = states.table.current("product").active
 
-    said = run("product", "--if-needed", "--max-age", "7d")
+    said = run("product", "--max-age", "7d")
 
     assert said == "product needs no rebuild: 1,000 rows, 1,000 keys, 0.0% of them stale, capacity 1,500\n"
     assert states.table.current("product").active == active
@@ -482,7 +482,8 @@ def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
     ("arguments", "said"),
     [
         (["--roll-back"], "name the guards"),
-        (["--max-age", "1h"], "give it with --if-needed"),
+        (["--max-age", "1h", "--dry-run"], "excludes --dry-run and --roll-back"),
+        (["--max-age", "1h", "--from-store", "other"], "excludes --roll-back and --if-needed"),
         (
             ["--if-needed", "--max-age", "soon"],
             "'soon' is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h",

@@ -228,3 +228,10 @@ def test_what_does_not_exist_is_named(arguments, text):
     """An app, a URLconf."""
     with pytest.raises(CommandError, match=text):
         suggested(*arguments)
+
+
+def test_nothing_to_suggest_is_said(settings):
+    """An empty module would look like a failure."""
+    settings.ROOT_URLCONF = urlconf()
+
+    assert suggested("auth").splitlines()[-1] == "# No view of the URLconf looks up one row of these models."

@@ -163,7 +163,8 @@ def test_a_fence_by_hand_is_not_lost_to_another_change(armed, monkeypatch):
 
 def test_a_fence_by_hand_before_the_first_build_lasts_too(each_database, fresh, clock):
     """An older version, which adds no keys, may write rows now; cron must not build a filter that lacks them."""
-    assert run("switch_guards", "fence", "product") == "product: Fenced: requests pass until the next rebuild.\n"
+    said = "product: Fenced: requests pass until rebuild_filter product, without --if-needed.\n"
+    assert run("switch_guards", "fence", "product") == said
 
     assert run("rebuild_filter", "--if-needed", "product").startswith("product stays disabled: fenced by ")
     Product.objects.create(pk=7)

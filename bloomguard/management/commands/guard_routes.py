@@ -53,7 +53,9 @@ class Command(UrlsCommand):
             self.stdout.write(f"{row.pattern:<{width}}  {where}{why}")
         guarded = {row.pattern for row in listed if row.answered != NOWHERE}
         in_all = len({row.pattern for row in listed})
-        self.stdout.write(f"{len(guarded)} of {in_all} patterns that take an identifier are guarded")
+        sure = {row.pattern for row in listed if row.answered != NOWHERE and not row.reason.startswith("if ")}
+        unsure = f", {len(guarded - sure)} of them if the view looks up the row" if guarded - sure else ""
+        self.stdout.write(f"{len(guarded)} of {in_all} patterns that take an identifier are guarded{unsure}")
         if not conf.settings.is_enabled:
             self.stdout.write("BLOOMGUARD['ENABLED'] is not True, so no guard answers now")
         elif note := _NOTES.get(guards_place()):

@@ -52,7 +52,7 @@ class Command(GuardsCommand):
             "--max-age",
             type=seconds,
             metavar="AGE",
-            help="with --if-needed: also rebuild filters older than this; 12h, 7d, ...",
+            help="as --if-needed, and also rebuild filters older than this; 12h, 7d, ...",
         )
         parser.add_argument(
             "--keep-standby",
@@ -63,8 +63,10 @@ class Command(GuardsCommand):
         )
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
-        if options["max_age"] is not None and not options["if_needed"]:
-            raise CommandError("--max-age is a condition for a rebuild: give it with --if-needed")
+        if options["max_age"] is not None:
+            if options["dry_run"] or options["roll_back"]:
+                raise CommandError("--max-age rebuilds what is older: it excludes --dry-run and --roll-back")
+            options["if_needed"] = True
         if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
             raise CommandError("--from-store copies filters: it excludes --roll-back and --if-needed")
         if options["roll_back"] and not options["names"]:

@@ -247,6 +247,8 @@ def _module(suggestions: Sequence[Suggestion], declined: Sequence[Declined]) -> 
     if declined:
         yield from ("", "", "# No guard is suggested for:")
         yield from (f"# {model}: {reason}" for model, reason in declined)
+    elif not suggestions:
+        yield "# No view of the URLconf looks up one row of these models."
 
 
 def _class_names(suggestions: Sequence[Suggestion]) -> dict[str, str]:

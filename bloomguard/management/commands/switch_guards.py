@@ -10,7 +10,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 from django.utils import translation
 
-from ...dashboard.operations import ENFORCE, SWITCHES, switch
+from ...dashboard.operations import ENFORCE, FENCE, SWITCHES, switch
 from ...guards import Guard
 from ...rebuild.plan import EXPECTED
 from ...writes.fencing import table_of
@@ -41,6 +41,8 @@ class Command(GuardsCommand):
                 state = table_of(guard).current(guard.name)
                 if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
+                elif action == FENCE:
+                    outcome = f"Fenced: requests pass until rebuild_filter {guard.name}, without --if-needed."
                 done.append({"name": guard.name, "outcome": outcome})
                 self.write(f"{guard.name}: {outcome}")
         except (*EXPECTED, KeyboardInterrupt) as error:
