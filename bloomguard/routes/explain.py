@@ -177,8 +177,7 @@ class Explanation:
 def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
     """Explain how a request for ``path`` is answered under ``urlconf`` (default ``ROOT_URLCONF``). Changes nothing.
 
-    Raises :class:`ImportError` if the URLconf does not exist, and :class:`ConfigurationError` if ``@guarded`` names a
-    guard that does not exist.
+    Raises :class:`ImportError` if the URLconf does not exist.
     """
     table = table_for(urlconf)
     with translation.override(translation.get_language_from_path(path) or translation.get_language()):
