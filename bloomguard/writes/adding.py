@@ -58,7 +58,7 @@ class Adding:
         if isinstance(values, (str, bytes, Mapping)):
             raise ValueError(f"adding() takes the values of several rows, not a {type(values).__name__}")
         guard, using = self._guard, self._using
-        with fencing.writing(guard, using):
+        with fencing.reading_by_writer(guard, using):
             needs_none = fencing.needs_no_add(guard, using)  # reads the state row, which `key_written` may need
             given = [_values(guard, row) for row in values]
             try:

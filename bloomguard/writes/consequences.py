@@ -131,7 +131,7 @@ class DatabaseCache:
             tables = [guard._runtime.active_filter.table for guard in self.guards]
         except ConfigurationError:
             tables = list(map(fencing.table_of, self.guards))
-        with fencing.writing(self.guards[0], connection.alias) if may_read else nullcontext():
+        with fencing.reading_by_writer(self.guards[0], connection.alias) if may_read else nullcontext():
             rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
         if None in rows.values():
             return False

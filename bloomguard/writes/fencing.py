@@ -1,7 +1,8 @@
 """Fencing: when an add cannot be confirmed, the guard is disabled until its next rebuild.
 
-There are three moments: after the statement, :func:`fence` fences now; before the COMMIT, :meth:`HeldFences.hold`
-fences again, if a build has begun meanwhile; after it, :meth:`HeldFences.check` fences if the COMMIT took too long.
+There are three moments: after the statement, :func:`fence` fences now; before the COMMIT,
+:meth:`CommitFences.before_commit` fences again, if a build has begun meanwhile; after it,
+:meth:`CommitFences.after_commit` fences if the COMMIT took too long.
 
 Every process must know of the fence before the row becomes visible. So the row is committed no earlier than two leases
 after the fence. If the writer's own transaction locks the state row, as on SQLite it always does, or if the server
@@ -46,7 +47,7 @@ class PendingFence:
         self._since = float("-inf")
         self._after: State | None = None
 
-    def begin(self) -> None:
+    def note_commit(self) -> None:
         """Note the time of the COMMIT and read the row as it is now, so that later writes need not wait anew."""
         self._since, self._after = self.table.clock(), None
         with suppress(DatabaseError, InterfaceError):
@@ -64,7 +65,7 @@ class PendingFence:
             self.table.log_fenced(self.name, self._reason)
 
 
-class HeldFences:
+class CommitFences:
     """The fences at the COMMIT of a transaction on ``using``, for rows that it may write as late as then."""
 
     def __init__(self, using: str) -> None:
@@ -76,19 +77,19 @@ class HeldFences:
         self.find_more: Callable[[], Mapping[Guard, str]] = dict
 
     @classmethod
-    def of(cls, connection: Any) -> HeldFences:
+    def of(cls, connection: Any) -> CommitFences:
         """Return those of the open transaction."""
         observer = TransactionObserver.over(connection)
-        observer.held_fences = observer.held_fences or cls(connection.alias)
-        return observer.held_fences
+        observer.commit_fences = observer.commit_fences or cls(connection.alias)
+        return observer.commit_fences
 
-    def hold(self) -> None:
+    def before_commit(self) -> None:
         """Fence the guards that take adds again. Raises :class:`StoreError`."""
         states.table.renew()
         self._since = states.table.copy.read_at  # before the fence: a build may begin while that waits
         fence({**self.find_more(), **self.reasons}, self._using)
 
-    def check(self) -> None:
+    def after_commit(self) -> None:
         """Fence the guards if the COMMIT took so long that a build may have begun before it. Never raises."""
         table = states.table
         if table.clock() - self._since >= IDLE_SECONDS:
@@ -97,14 +98,14 @@ class HeldFences:
             fence_soon(guard for guard in guards if not is_read or table_of(guard).known(guard.name).takes_adds)
 
 
-def hold(reasons: Mapping[Guard, str], connection: Any) -> None:
+def fence_at_commit(reasons: Mapping[Guard, str], connection: Any) -> None:
     """Fence the guards again before the COMMIT of the open transaction, if a build has begun by then.
 
     Only for a transaction that :func:`may_write_later`.
     """
     if reasons and may_write_later(connection):
-        held = HeldFences.of(connection)
-        held.reasons = {**reasons, **held.reasons}
+        fences = CommitFences.of(connection)
+        fences.reasons = {**reasons, **fences.reasons}
 
 
 def may_write_later(connection: Any) -> bool:
@@ -116,14 +117,16 @@ def may_write_later(connection: Any) -> bool:
     return connection.vendor == "postgresql" and has_begun(connection)
 
 
-def writing(guard: Guard, using: str, *, sent: bool = False) -> AbstractContextManager[None]:
-    """Return a context manager for reading the state row before the COMMIT on ``using``; ``sent``: after a statement.
+def reading_by_writer(guard: Guard, using: str, *, after_statement: bool = False) -> AbstractContextManager[None]:
+    """Return a block that reads the state row by the writer's connection ``using``, if no other one can.
 
-    Before its first statement, PostgreSQL takes settings of the transaction that it refuses after a query of ours.
+    On servers only ``after_statement``: before the first one of a transaction, PostgreSQL takes settings of it that it
+    refuses after a query of ours.
     """
     table = table_of(guard)
-    if (locks_out(table, using) and has_begun(connections[using])) or (sent and is_cut_off(table, guard.name, using)):
-        return table.within.reading_by(partial(_committed, table, using))
+    locks_all = share_write_lock(table, using) and has_begun(connections[using])
+    if locks_all or (after_statement and needs_writers_connection(table, guard.name, using)):
+        return table.within.reading_by(partial(_committed_rows, table, using))
     return _NOTHING
 
 
@@ -174,7 +177,7 @@ def refresh(guard: Guard, using: str) -> None:
     if table.lease(guard.name) is not None:
         return
     connection = connections[using]
-    if not is_alone(connection) and not table.renew() and locks_out(table, using) and has_begun(connection):
+    if not is_alone(connection) and not table.renew() and share_write_lock(table, using) and has_begun(connection):
         TransactionObserver.over(connection).is_alone = True
 
 
@@ -227,7 +230,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
     """
     table = table_of(guard)
     for _ in range(2):
-        may_read = locks_out(table, using) or not is_alone(connections[using])
+        may_read = share_write_lock(table, using) or not is_alone(connections[using])
         state = table.renewed(guard.name) if may_read else table.lease(guard.name)
         if state is None or state.takes_adds:
             break
@@ -237,7 +240,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
         now = table.lease(guard.name)
         if now is not None and now.version == state.version:
             return True
-    return _fenced_within(table, guard.name, using)
+    return _has_fenced(table, guard.name, using)
 
 
 def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
@@ -253,14 +256,14 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
         # An unknown guard has the row of the guard of its name, which needs no second fence, nor a wait for the first.
         for guard, reason in {(table_of(guard), guard.name): (guard, why) for guard, why in reasons.items()}.values():
             table = table_of(guard)
-            with writing(guard, using, sent=True):
+            with reading_by_writer(guard, using, after_statement=True):
                 if needs_no_add(guard, using):
                     state = table.lease(guard.name)
                     if state is not None and not state.generations:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
                 # On SQLite a query of it that is not read to its end locks out the one for the state rows, too.
-                elif table.within.read or locks_out(table, using) or holds_row(table, guard.name, using):
+                elif table.within.read or share_write_lock(table, using) or has_locked_row(table, guard.name, using):
                     committed += _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
@@ -286,10 +289,13 @@ def drop_standby(guard: Guard, using: str, seen: State) -> bool:
     A rollback to the standby compares and sets the row's version too: of it and this change, the second one fails.
     """
     table = table_of(guard)
-    if locks_out(table, using):
+    if share_write_lock(table, using):
         return False  # only this transaction could do it, and its rollback would undo it after others relied on it
     try:
-        return not holds_row(table, guard.name, using) and table.swap(seen, standby="", standby_until=None) is not None
+        return (
+            not has_locked_row(table, guard.name, using)
+            and table.swap(seen, standby="", standby_until=None) is not None
+        )
     except DatabaseError:
         return False
 
@@ -302,8 +308,8 @@ def table_of(guard: Guard) -> StateTable:
         return states.table
 
 
-def locks_out(table: StateTable, using: str) -> bool:
-    """Return whether a transaction on ``using`` keeps all others from changing state rows: on SQLite."""
+def share_write_lock(table: StateTable, using: str) -> bool:
+    """Return whether a write transaction on ``using`` keeps all others from changing state rows: on SQLite."""
     return connections[using].vendor == "sqlite" and table.is_in_file_of(using)
 
 
@@ -313,7 +319,7 @@ _SEES_COMMITTED = """
     WHERE pid = pg_backend_pid() AND relation = to_regclass(%s) AND mode <> 'AccessShareLock'))"""
 
 
-def is_cut_off(table: StateTable, name: str, using: str) -> bool:
+def needs_writers_connection(table: StateTable, name: str, using: str) -> bool:
     """Return whether only the writer's own connection can read the state rows and fence the guard.
 
     So it is on a server that takes no further connection. The writer's transaction must not have an older snapshot,
@@ -328,12 +334,12 @@ def is_cut_off(table: StateTable, name: str, using: str) -> bool:
         return True
     if connection.vendor != "postgresql":  # each of its statements reads what is committed by then
         return may_omit_reads(connection) and not has_changed_rows(connection)
-    parameters = bool(_pending(using)), connection.ops.quote_name(GuardState._meta.db_table)
+    parameters = bool(_pending_fences(using)), connection.ops.quote_name(GuardState._meta.db_table)
     with connection.wrap_database_errors:
         return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
 
 
-def holds_row(table: StateTable, name: str, using: str) -> bool:
+def has_locked_row(table: StateTable, name: str, using: str) -> bool:
     """Return whether the open transaction on ``using`` has locked the state row, so that all others wait for it."""
     connection: Any = connections[using]
     if (
@@ -358,30 +364,30 @@ def holds_row(table: StateTable, name: str, using: str) -> bool:
         return not cursor.fetchall()  # deleted here; else another transaction has the lock
 
 
-def _pending(using: str) -> dict[str, Any]:
+def _pending_fences(using: str) -> dict[str, Any]:
     """Return the fences of the open transaction, which others do not see yet."""
     observer = TransactionObserver.of(connections[using])
     return observer.pending_fences if observer is not None else {}
 
 
-def _fenced_within(table: StateTable, name: str, using: str) -> bool:
+def _has_fenced(table: StateTable, name: str, using: str) -> bool:
     """Whether the open transaction has fenced the guard, or deleted its row, and no savepoint has undone that."""
-    if name not in _pending(using):
+    if name not in _pending_fences(using):
         return False
     now = table.visible_to(using).get(name)
     return now is None or (now.status == FENCED and not now.building)
 
 
-def _committed(table: StateTable, using: str) -> Rows:
+def _committed_rows(table: StateTable, using: str) -> Rows:
     """Return the state rows by the writer's connection, as they are committed."""
-    return table.visible_to(using) | {name: fence.before for name, fence in _pending(using).items()}
+    return table.visible_to(using) | {name: fence.before for name, fence in _pending_fences(using).items()}
 
 
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list[PendingFence]:
     """Fence by the writer's connection; return what is to be waited for now: a fence outside of a transaction."""
     connection = connections[using]
-    if table.within.read or locks_out(table, using):
-        before = _committed(table, using).get(name) or State(name)
+    if table.within.read or share_write_lock(table, using):
+        before = _committed_rows(table, using).get(name) or State(name)
     else:
         before = table.known(name) if is_alone(connections[using]) else table.current(name)
     rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
@@ -391,5 +397,5 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
         TransactionObserver.over(connection).add_fence(name, pending)
         return []
-    pending.begin()
+    pending.note_commit()
     return [pending] if changed else []

@@ -20,7 +20,7 @@ from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 if TYPE_CHECKING:
     from .catalogue import Catalogue
     from .consequences import DatabaseCache
-    from .fencing import HeldFences, PendingFence
+    from .fencing import CommitFences, PendingFence
 
 #: A single statement that begins with one of these ends no transaction and undoes nothing, whatever else it contains.
 _PLAIN = re.compile(
@@ -56,7 +56,7 @@ class TransactionObserver:
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
         #: Those that have to hold at the COMMIT: the rows may be written, or become visible, only then.
-        self.held_fences: HeldFences | None = None
+        self.commit_fences: CommitFences | None = None
         #: Called when the transaction has ended, however it does.
         self.ended: list[Callable[[], object]] = []
         #: Whether the file (SQLite), or the table of the state rows (PostgreSQL), is locked against all others.
@@ -111,15 +111,15 @@ class TransactionObserver:
         """Run one statement."""
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
-        may_commit = self.held_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
+        may_commit = self.commit_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
         if may_commit:
-            self.hold_fences()
+            self._before_commit()
         try:
             result = execute(sql, params, many, context)
         except BaseException as error:
             self._undo()  # some errors roll back all of it, and an interrupted statement may be done or not
             if may_commit and (not isinstance(error, Error) or is_over(self.connection)):
-                self._check_fences()  # the database may have committed it, and its answer was lost
+                self._after_commit()  # the database may have committed it, and its answer was lost
             raise
         self.follow(sql if isinstance(sql, str) else "; COMMIT")
         return result
@@ -150,14 +150,14 @@ class TransactionObserver:
         self.pending_deletes.clear()
         self.catalogue = None
 
-    def hold_fences(self) -> None:
-        """Called before each statement that may be a COMMIT. Raises what :meth:`HeldFences.hold` raises."""
-        if self.held_fences is not None and not is_aborted(self.connection):
-            self.held_fences.hold()
+    def _before_commit(self) -> None:
+        """Called before each statement that may be a COMMIT. Raises what :meth:`CommitFences.before_commit` raises."""
+        if self.commit_fences is not None and not is_aborted(self.connection):
+            self.commit_fences.before_commit()
 
-    def _check_fences(self) -> None:
-        if self.held_fences is not None:
-            self.held_fences.check()
+    def _after_commit(self) -> None:
+        if self.commit_fences is not None:
+            self.commit_fences.after_commit()
 
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
@@ -166,7 +166,7 @@ class TransactionObserver:
             commit()
             return
         try:
-            self.hold_fences()
+            self._before_commit()
             self._committing()
         except BaseException:
             self.connection.rollback()  # as Django does if the COMMIT fails
@@ -175,7 +175,7 @@ class TransactionObserver:
             commit()
         except BaseException:  # the database may have committed it, and its answer was lost
             self._undo()
-            self._check_fences()
+            self._after_commit()
             raise
         # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
         self.connection.run_commit_hooks_on_set_autocommit_on = True
@@ -234,13 +234,13 @@ class TransactionObserver:
             call()
         deletes, self.pending_deletes = self.pending_deletes, []
         pending, self.pending_fences = list(self.pending_fences.values()), {}
-        held, self.held_fences = self.held_fences, None
+        fences, self.commit_fences = self.commit_fences, None
         try:
             if committed:
-                if held is not None:
-                    held.check()
+                if fences is not None:
+                    fences.after_commit()
                 for each in pending:
-                    each.begin()
+                    each.note_commit()
                 for each in pending:
                     each.finish()
                 for discard in deletes:

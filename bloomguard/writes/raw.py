@@ -161,10 +161,10 @@ class _Unread:
     @classmethod
     def of(cls, connection: Any) -> _Unread:
         """Return those of the open transaction."""
-        held = fencing.HeldFences.of(connection)
-        if not isinstance(held.find_more, cls):
-            held.find_more = cls(connection)
-        return held.find_more
+        fences = fencing.CommitFences.of(connection)
+        if not isinstance(fences.find_more, cls):
+            fences.find_more = cls(connection)
+        return fences.find_more
 
     def add(self, text: str, own: str) -> None:
         """Record one. Texts are few, as they have placeholders for values.
@@ -268,7 +268,7 @@ def _fencing_if_late(written: dict[Guard, Cause], idle: dict[Guard, float], conn
         if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
             _fence_late(written, connection)
         else:
-            fencing.hold(_reasons(written), connection)
+            fencing.fence_at_commit(_reasons(written), connection)
 
 
 @contextmanager
@@ -314,7 +314,7 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
         _log.warning(
             "bloomguard cannot find out new keys: %s. Its guards are disabled; run rebuild_filter after it", due[guard]
         )
-    fencing.hold(due, connection)
+    fencing.fence_at_commit(due, connection)
 
 
 def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:

@@ -236,7 +236,7 @@ def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[
     found: Before = {}
     for tracked in counting:
         try:
-            with fencing.writing(tracked.guard, compiler.using):
+            with fencing.reading_by_writer(tracked.guard, compiler.using):
                 found[tracked] = lock(compiler, tracked)
         except DatabaseError:  # it may have ended the writer's transaction
             raise
@@ -315,7 +315,7 @@ def add_all(
                 and _add_leased(tracked, using, written.values, stored=written.stored)
             ):
                 continue
-            with fencing.writing(guard, using, sent=True):
+            with fencing.reading_by_writer(guard, using, after_statement=True):
                 problem = "" if fencing.needs_no_add(guard, using) else _problem(tracked, using, written)
         except DatabaseError as error:
             if has_begun(connections[using]) and not may_go_on(connections[using]):

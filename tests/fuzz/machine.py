@@ -329,7 +329,7 @@ class Machine:
             if not self._together and self._commits % 4 == 0 and threading.current_thread() in self.peer.hands:
                 for one, values, key in self._committed():
                     decision = self.others[one.name]._runtime.active_filter.ask(key)
-                    if decision.verdict is Verdict.ABSENT and one.name not in fencing._pending("default"):
+                    if decision.verdict is Verdict.ABSENT and one.name not in fencing._pending_fences("default"):
                         self._seen = f"the other process denies {one.name} {values} just after the COMMIT"
             return result
 
