@@ -18,7 +18,7 @@ from ..state.connection import fetch_uncounted
 from . import strays
 from .consequences import current_cache
 from .observer import TransactionObserver
-from .raw import following, read, text_of, watch
+from .raw import fencing_around, read, text_of, watch
 from .sql import reader
 from .statements import wrap
 
@@ -28,7 +28,7 @@ def connect() -> None:
     connection_created.connect(_connected, dispatch_uid="bloomguard.writes.cursors")
     for connection in connections.all(initialized_only=True):
         _connected(connection=connection)
-    wrap(CursorWrapper, "callproc", partial(_following_itself, "callproc"))
+    wrap(CursorWrapper, "callproc", partial(_hooked_method, "callproc"))
     for name in _METHODS:
         if not hasattr(CursorWrapper, name):
             setattr(CursorWrapper, name, _DriverMethod(name))
@@ -56,14 +56,14 @@ def _connected(connection: Any, **kwargs: Any) -> None:
 
 
 _DJANGOS: Any = CursorWrapper
-#: Whose calls of the driver need no following: Django has called :func:`watch` before, or it is a read of bloomguard's.
-_FOLLOWED = {function.__code__ for function in (_DJANGOS._execute, _DJANGOS._executemany, fetch_uncounted)}
+#: Whose calls of the driver are not hooked: Django has called :func:`watch` before, or it is a read of bloomguard's.
+_HOOKED_BEFORE = {function.__code__ for function in (_DJANGOS._execute, _DJANGOS._executemany, fetch_uncounted)}
 
 
 def _send(many: bool, method: Any, connection: Any, query: Any, *args: Any, **kwargs: Any) -> Any:
-    """Send a statement by the driver's cursor; follow it, unless Django's cursor sends it, and so has done that."""
+    """Send a statement by the driver's cursor, through :func:`watch` unless Django's cursor has called that."""
     frame = sys._getframe(2)  # mostly this one; a package that traces statements may have some in between
-    while frame is not None and frame.f_code not in _FOLLOWED:
+    while frame is not None and frame.f_code not in _HOOKED_BEFORE:
         frame = frame.f_back  # type: ignore[assignment]
     if frame is not None:
         return method(query, *args, **kwargs)
@@ -79,33 +79,33 @@ def _send(many: bool, method: Any, connection: Any, query: Any, *args: Any, **kw
 
 @contextmanager
 def _copy(method: Any, connection: Any, statement: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
-    with following(read(statement, connection), connection), method(statement, *args, **kwargs) as copy:
+    with fencing_around(read(statement, connection), connection), method(statement, *args, **kwargs) as copy:
         yield copy
 
 
 def _stream(method: Any, connection: Any, query: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
     # The caller may stop fetching early, and no other statement can be sent until the rows are fetched.
-    with following(read(query, connection), connection, apart=True):
+    with fencing_around(read(query, connection), connection, apart=True):
         yield from method(query, *args, **kwargs)
 
 
 def _copy_from(method: Any, connection: Any, file: Any, table: str, *args: Any, **kwargs: Any) -> Any:
     text = f"COPY {connection.ops.quote_name(table)} FROM STDIN"  # it quotes the name too
-    with following(read(text, connection), connection):
+    with fencing_around(read(text, connection), connection):
         return method(file, table, *args, **kwargs)
 
 
 def _copy_expert(method: Any, connection: Any, sql: Any, *args: Any, **kwargs: Any) -> Any:
-    with following(read(sql, connection), connection):
+    with fencing_around(read(sql, connection), connection):
         return method(sql, *args, **kwargs)
 
 
 def _callproc(method: Any, connection: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
-    with following(reader.read_call(text_of(procname, connection)), connection):
+    with fencing_around(reader.read_call(text_of(procname, connection)), connection):
         return method(procname, *args, **kwargs)
 
 
-#: The methods by which the driver's cursor sends what Django's does not, of psycopg 3 and 2; what follows them.
+#: The methods of psycopg 3 and 2 by which the driver's cursor sends what Django's does not -> what fences for them.
 _METHODS = {
     "callproc": _callproc,
     "copy": _copy,
@@ -118,16 +118,16 @@ _DRIVER_METHODS = _METHODS | {"execute": partial(_send, False), "executemany": p
 
 
 def _hook_driver(connection: Any) -> None:
-    """Let the driver make cursors that follow :data:`_DRIVER_METHODS`, and let Django's follow :data:`_METHODS`, too.
+    """Hook :data:`_DRIVER_METHODS` of the cursors that the driver makes, and :data:`_METHODS` of Django's, too.
 
-    What a backend takes for the connection may not use the factory, or a package may replace it later. What both follow
-    is followed twice, which does no harm.
+    What a backend takes for the connection may not use the factory, or a package may replace it later. A call that goes
+    through both hooks does no harm.
     """
     for cursor in (connection.make_cursor(None), connection.make_debug_cursor(None)):
         for kind in type(cursor).__mro__[:-1]:
             for name in _METHODS.keys() & vars(kind).keys():
                 if kind is not CursorWrapper:
-                    wrap(kind, name, partial(_following_itself, name))
+                    wrap(kind, name, partial(_hooked_method, name))
     driver = connection.connection
     # A pool's object in its place keeps what is set on it for itself; the driver's cursor knows the driver's own.
     with suppress(AttributeError, connection.Database.Error), closing(driver.cursor()) as cursor:
@@ -160,7 +160,7 @@ class _DriverMethod:
         return partial(_METHODS[self._name], getattr(cursor.cursor, self._name), cursor.db)
 
 
-def _following_itself(name: str, run: Any) -> Any:
+def _hooked_method(name: str, run: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _METHODS[name](partial(run, self), self.db, *args, **kwargs)
 
@@ -188,7 +188,7 @@ def _hook_script(run: Any) -> Any:
         with ExitStack() as stack:
             for owner in owners:
                 strays.note(script, owner, current_cache(owner.alias).answered)
-                stack.enter_context(following(read(script, owner), owner, apart=True))
+                stack.enter_context(fencing_around(read(script, owner), owner, apart=True))
             return send(script)
 
     return executescript

@@ -69,48 +69,54 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         if sql[0] == "B":
             isolation.note(sql, connection)
         return execute(sql, params, many, context)
+    run = partial(execute, sql, params, many, context)
     if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)
         early.record_write(reading.effects | reading.known, connection.alias)
     unknown_guards.read_once()
     cache, text = current_cache(connection.alias), text_of(sql, connection)
-    # What it may do to the session matters also if no guard's keys depend on it.
-    strays.note(text, connection, cache.answered)
-    isolation.note(text, connection)
-    if connection.vendor in ("sqlite", "mysql") and _changes_state_rows(text, connection):
-        state_rows.before_change(connection.alias)
+    _note_session(text, connection, cache)
     if _is_harmless(sql, own, cache, connection):
-        return execute(sql, params, many, context)
+        return run()
     if cache.catalogue is None and cache.seem_idle(connection):
-        try:
-            return execute(sql, params, many, context)
-        finally:
-            if not cache.are_idle(connection):  # a build has begun meanwhile
-                definitions.changed(connection)  # by this text, perhaps; another thread has read them before
-                _fence_late(_follow(read(text, connection), connection, own), connection)
-            elif fencing.may_write_later(connection):
-                _Unread.of(connection).add(text, own)
+        return _run_while_idle(run, text, own, cache, connection)
     reading = read(text, connection)
     if not reading.effects and not reading.defines and (cache.trusts_names or not reading.known):
         cache.add(text)
-        return execute(sql, params, many, context)
+        return run()
     if reading.several and connection.vendor == "sqlite":
-        result = execute(sql, params, many, context)  # its driver refuses several statements, before it sends any
-        with following(reading, connection, own=own):
+        result = run()  # its driver refuses several statements, before it sends any
+        with fencing_around(reading, connection, own=own):
             return result
-    with following(reading, connection, own=own, many=many) as brings_none:
+    with fencing_around(reading, connection, own=own, many=many) as brings_none:
         # While another transaction changes the definitions, no catalogue is kept, nor what follows from it.
         is_certain = cache.catalogue is not None
-        result = execute(sql, params, many, context)
+        result = run()
     is_kept = type(sql) is str and (params or reader.is_plain_read(sql))  # else each text differs
     if brings_none and is_certain and is_kept and not (own or reading.defines):
         cache.add(sql)
     return result
 
 
-def _changes_state_rows(text: str, connection: Any) -> bool:
-    is_about_them = STATE_ROWS in text.lower()
-    return is_about_them and any(effect.name == STATE_ROWS for effect in read(text, connection).effects)
+def _run_while_idle(run: Callable[[], Any], text: str, own: str, cache: DatabaseCache, connection: Any) -> Any:
+    """Execute a statement unread while no guard has a filter, and fence if a build has begun by its end."""
+    try:
+        return run()
+    finally:
+        if not cache.are_idle(connection):
+            definitions.changed(connection)  # by this text, perhaps; another thread has read them before
+            _fence_after(_affected(read(text, connection), connection, own), connection)
+        elif fencing.may_write_later(connection):
+            _Unread.of(connection).add(text, own)
+
+
+def _note_session(text: str, connection: Any, cache: DatabaseCache) -> None:
+    """Record what a statement may do to the session and to the state rows, also if it brings no key."""
+    strays.note(text, connection, cache.answered)
+    isolation.note(text, connection)
+    may_change_rows = connection.vendor in ("sqlite", "mysql") and STATE_ROWS in text.lower()
+    if may_change_rows and any(effect.name == STATE_ROWS for effect in read(text, connection).effects):
+        state_rows.before_change(connection.alias)
 
 
 def _is_harmless(sql: Any, own: str, cache: DatabaseCache, connection: Any) -> bool:
@@ -182,11 +188,11 @@ class _Unread:
         definitions.changed(self._connection)  # by these texts, perhaps; another thread has read them before
         written: dict[Guard, Cause] = {}
         for text, own in self._texts:
-            written |= _follow(read(text, self._connection), self._connection, own)
+            written |= _affected(read(text, self._connection), self._connection, own)
         return _reasons(written)
 
 
-def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
+def _affected(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
     """Return the guards that may have new keys; ``own``: the table of the ORM's statement, whose compiler adds them."""
     return affected_guards(reading.effects | reading.known, connection, own)
 
@@ -195,7 +201,7 @@ def _follow(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
 
 
 @contextmanager
-def following(
+def fencing_around(
     reading: Reading, connection: Any, *, apart: bool = False, many: bool = False, own: str = ""
 ) -> Iterator[bool | None]:
     """Around a statement: fence the guards that may have new keys after it, but for those in a block that adds them.
@@ -206,28 +212,28 @@ def following(
     if early.is_early:
         early.record_write(reading.effects | reading.known, connection.alias)
     try:
-        with _fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
+        with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
             yield is_harmless
     finally:
         if reading.defines:
             definitions.changed(connection)
 
 
-def _fencing(
+def _choose_fencing(
     reading: Reading, connection: Any, own: str, *, apart: bool, many: bool
 ) -> AbstractContextManager[bool | None]:
     """Choose when to fence: around the statement nothing may change what it does, nor which of its rows stay."""
     cache = current_cache(connection.alias)
     if not (reading.effects or reading.known) or not cache.tables:
         return nullcontext(True)
-    follow = partial(_follow, reading, connection, own)
+    find = partial(_affected, reading, connection, own)
     if (connection.needs_rollback and not apart) or (reading.head and is_aborted(connection)):
         # Django or PostgreSQL refuses it, with an error of its own if nothing of ours is sent before.
-        return _fencing_after(follow, connection)
+        return _fencing_after(find, connection)
     if not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
         # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
-        return _fencing_after(lambda: {} if cache.are_idle(connection) else follow(), connection, many=many)
-    written = follow()
+        return _fencing_after(lambda: {} if cache.are_idle(connection) else find(), connection, many=many)
+    written = find()
     if not written:
         return nullcontext(True)
     idle = fencing.all_idle(written, connection.alias)
@@ -235,10 +241,10 @@ def _fencing(
         return _fencing_if_late(written, idle, connection)
     is_other = connections[connection.alias] is not connection  # than the one on which `atomic` would begin
     if apart or is_other or raw_transactions.is_sent_apart(reading, connection, many=many):
-        return _fencing_twice(written, reading, connection)
+        return _fencing_before_and_after(written, reading, connection)
     if rolls_back_if_marked(connection):
         return _fencing_after(lambda: written, connection, many=many)
-    return _fencing_together(written, reading, connection, many=many)
+    return _fencing_in_one_transaction(written, reading, connection, many=many)
 
 
 @contextmanager
@@ -256,7 +262,7 @@ def _fencing_after(find: Callable[[], dict[Guard, Cause]], connection: Any, *, m
         raise
     finally:
         if stays:
-            _fence_late(find(), connection)
+            _fence_after(find(), connection)
 
 
 @contextmanager
@@ -266,13 +272,13 @@ def _fencing_if_late(written: dict[Guard, Cause], idle: dict[Guard, float], conn
         yield
     finally:
         if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
-            _fence_late(written, connection)
+            _fence_after(written, connection)
         else:
             fencing.fence_at_commit(_reasons(written), connection)
 
 
 @contextmanager
-def _fencing_twice(written: dict[Guard, Cause], reading: Reading, connection: Any) -> Iterator[None]:
+def _fencing_before_and_after(written: dict[Guard, Cause], reading: Reading, connection: Any) -> Iterator[None]:
     """Fence before the statement and after it: a filter may be built between the first fence and the statement."""
     _fence(written, connection)
     try:
@@ -280,11 +286,13 @@ def _fencing_twice(written: dict[Guard, Cause], reading: Reading, connection: An
     finally:
         # In an atomic block PostgreSQL lets no single statement commit, not even a CALL.
         stays = connection.vendor == "postgresql" and bool(reading.head) and rolls_back_if_marked(connection)
-        _fence_late(written, connection, committed=not stays)
+        _fence_after(written, connection, committed=not stays)
 
 
 @contextmanager
-def _fencing_together(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
+def _fencing_in_one_transaction(
+    written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool
+) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
     before, failure = raw_transactions.rows_changed(connection), None
     try:
@@ -317,7 +325,7 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
     fencing.fence_at_commit(due, connection)
 
 
-def _fence_late(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:
+def _fence_after(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:
     """Fence for a statement that is over; ``committed``: it may be, whatever Django says."""
     with fencing.catching_up(written, connection, committed=committed):
         _fence(written, connection)
