@@ -97,9 +97,7 @@ class StateTable:
     def renew(self, *, after: float | None = None) -> bool:
         """Read the rows again, unless another thread just did; return ``False`` if they could not be read.
 
-        ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is. After a
-        failure the next read comes a lease later, so as not to overload a database in trouble; with an ``after`` since
-        then, as late as the failure took, or a writer would disable its guards.
+        ``after``: a copy whose read began later is recent enough; by default any copy with a valid lease is.
         """
         if self.within.read is not None:
             return self._renew_within(self.within.read, after)
@@ -114,29 +112,38 @@ class StateTable:
             now = self.clock()
             if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
-            is_new = after is not None and after >= self._failed_at
-            if now - self._failed_at < (min(self._failed_for, LEASE_SECONDS) if is_new else LEASE_SECONDS):
-                return False
-            try:
-                if self.overdue:
-                    self._fence_overdue()
-                    now = self.clock()
-                self._keep(Copy(now, self._read()))
-            except Exception as error:  # also of a router, or of a backend that looks up a password
-                if self._failed_at == float("-inf") and not any(words in str(error) for words in _LOCKED_HERE):
-                    logger.warning(
-                        "bloomguard cannot read its state rows, so all guards pass every request: %s",
-                        error,
-                        exc_info=not isinstance(error, DatabaseError),
-                    )
-                self._failed_at = self.clock()  # the failure itself may have taken longer than a lease
-                self._failed_for = self._failed_at - now
-                return False
-            self._failed_at = float("-inf")
-            return True
+            return not self._must_pause(now, after) and self._read_copy(now)
         finally:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
+
+    def _must_pause(self, now: float, after: float | None) -> bool:
+        """Return whether the last read failed less than a lease ago: a database in trouble is not to be overloaded."""
+        pause = LEASE_SECONDS
+        if after is not None and after >= self._failed_at:
+            # For a writer that asks since then, only as long as the failure took: it would disable its guards.
+            pause = min(pause, self._failed_for)
+        return now - self._failed_at < pause
+
+    def _read_copy(self, now: float) -> bool:
+        """Set the overdue fences, then read the rows; return ``False``, and log the first of several errors, if not."""
+        try:
+            if self.overdue:
+                self._fence_overdue()
+                now = self.clock()
+            self._keep(Copy(now, self._read()))
+        except Exception as error:  # also of a router, or of a backend that looks up a password
+            if self._failed_at == float("-inf") and not any(words in str(error) for words in _LOCKED_HERE):
+                logger.warning(
+                    "bloomguard cannot read its state rows, so all guards pass every request: %s",
+                    error,
+                    exc_info=not isinstance(error, DatabaseError),
+                )
+            self._failed_at = self.clock()  # the failure itself may have taken longer than a lease
+            self._failed_for = self._failed_at - now
+            return False
+        self._failed_at = float("-inf")
+        return True
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
