@@ -13,7 +13,7 @@ from django.db import connections, models
 
 from ..guards.unadded import unadded
 from ..state.transactions import together
-from . import fencing
+from .idle import catching_up
 from .rows import Values, WrittenRows
 from .statements import Execute, add_all, running, split_idle, wrap
 from .tables import TrackedTable, guard_of, tracked_tables
@@ -60,7 +60,7 @@ def _collecting(insert: Execute) -> Execute:
         batch, guards = BulkRows(self.db, tables), list(map(guard_of, tables))
         # If the add fails, nothing of all the statements may be committed.
         is_idle = not split_idle(tables, self.db)[0]
-        with fencing.catching_up(guards, connection) if is_idle else together(connection):
+        with catching_up(guards, connection) if is_idle else together(connection):
             try:  # from here on: a batch that is left behind would swallow all later keys of this thread
                 running.batch = batch
                 unadded.begin(batch, [guard.name for guard in guards])

@@ -22,17 +22,18 @@ from functools import partial, reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
-from django.db.models.sql import DeleteQuery, Query
+from django.db.models.sql import DeleteQuery, InsertQuery, Query
 
 from ..guards import Guard
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import has_own_transaction, lock_file
-from . import fencing
+from .fencing import reading_by_writer
+from .idle import has_nothing_to_add_to
 from .observer import TransactionObserver
 from .tables import TrackedTable
 
@@ -73,39 +74,54 @@ def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     connection = connections[using]
     if connection.vendor not in ("postgresql", "sqlite"):
         return []
-    found = [tracked for tracked in tables if tracked.counted and not fencing.has_nothing_to_add_to(tracked.guard)]
+    found = [tracked for tracked in tables if tracked.counted and not has_nothing_to_add_to(tracked.guard)]
     return [] if found and has_own_transaction(connection) else found
 
 
-def lock(compiler: Any, tracked: TrackedTable) -> Alive:
-    """Lock and return the guard's living rows that the UPDATE or DELETE of ``compiler`` selects by its own WHERE."""
+def lock(compiler: Any, tables: Iterable[TrackedTable]) -> Before:
+    """Lock and return the living rows that the statement is about to change; ``tables`` are those of :func:`counting`.
+
+    The model of the statement may have another primary key than the guard's.
+    """
+    choose = _conflicting if isinstance(compiler.query, InsertQuery) else _selected
+    found: Before = {}
+    for tracked in tables:
+        try:
+            with reading_by_writer(tracked.guard, compiler.using):
+                chosen = choose(compiler, [field.name for field in tracked.primary_key or ()])
+                found[tracked] = _lock(compiler, tracked, chosen)
+        except DatabaseError:  # it may have ended the writer's transaction
+            raise
+        except Exception:  # the write goes on, and deleted keys stay in the filter
+            found[tracked] = Alive()
+    return found
+
+
+def _selected(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
+    """Return the query for the columns ``names`` of the rows that an UPDATE or DELETE selects by its own WHERE."""
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
     chosen.extra = {}
     chosen.select_for_update = False  # no UPDATE has it: neither NOWAIT, nor an error for DISTINCT
-    chosen.set_values(_primary_key(tracked))
-    return _lock(compiler, tracked, [chosen])
+    chosen.set_values(names)
+    return [chosen]
 
 
-def lock_conflicting(compiler: Any, tracked: TrackedTable) -> Alive:
-    """Lock and return the living rows that an INSERT updates, because a row with the same unique values exists."""
+def _conflicting(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
+    """Return queries for the columns ``names`` of the rows that an INSERT updates: they have the same unique values."""
     query = compiler.query
     if query.on_conflict != OnConflict.UPDATE or not query.unique_fields:
-        return Alive()  # MySQL names no unique fields: each row is then counted once more, which is harmless
-    names = [each.attname for each in query.unique_fields]
-    unique = [tuple(getattr(row, name) for name in names) for row in query.objs]
-    every: Any = QuerySet(query.model, using=compiler.using).order_by().values(*_primary_key(tracked))
-    conditions = (reduce(or_, (Q(**dict(zip(names, each))) for each in some)) for some in pages(unique))
-    return _lock(compiler, tracked, map(every.filter, conditions))
-
-
-def _primary_key(tracked: TrackedTable) -> list[str]:
-    """Return the names, in the statement's model, of the guard's primary key: the model may have another one."""
-    return [field.name for field in tracked.primary_key or ()]
+        return ()  # MySQL names no unique fields: each row is then counted once more, which is harmless
+    fields = [each.attname for each in query.unique_fields]
+    unique = [tuple(getattr(row, name) for name in fields) for row in query.objs]
+    every: Any = QuerySet(query.model, using=compiler.using).order_by().values(*names)
+    return map(every.filter, (reduce(or_, (Q(**dict(zip(fields, each))) for each in some)) for some in pages(unique)))
 
 
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     """Lock the guard's living rows; each query of ``chosen`` selects primary keys of the statement's table."""
+    if not chosen:
+        return Alive()
     guard = tracked.guard
     # Without scopes, rebuilds read one database only: rows of another one are not discarded.
     at_home = guard.scope == DATABASE or compiler.using == guard._meta.database

@@ -11,12 +11,12 @@ takes no further connection, both are committed together, and :meth:`PendingFenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, Error, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.db.models import F
 
 from ..exceptions import ConfigurationError, StoreError
@@ -26,7 +26,7 @@ from ..state import table as states
 from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
-from ..state.transactions import has_begun, is_aborted, locks_table, rolls_back_if_marked
+from ..state.transactions import has_begun, is_aborted, locks_table
 from .isolation import may_omit_reads
 from .observer import TransactionObserver, has_changed_rows, is_alone
 
@@ -130,47 +130,6 @@ def reading_by_writer(guard: Guard, using: str, *, after_statement: bool = False
     return _NOTHING
 
 
-def has_nothing_to_add_to(guard: Guard) -> bool:
-    """Whether a valid copy of the state row shows that no generation takes adds: there is none, or all are fenced."""
-    state = table_of(guard).lease(guard.name)
-    return state is not None and not state.takes_adds
-
-
-def all_idle(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
-    """Return when the state row of each guard was read, if none has a generation to add to; else ``None``.
-
-    A statement sent now needs no add if it ends while :func:`was_idle` is true: a generation that exists by then was
-    announced after the read, so the scan that fills it begins at least two leases later, and waits for all transactions
-    that are writing. A fence is waited for here, before the statement, instead of before its COMMIT.
-    """
-    found: dict[Guard, float] = {}
-    for guard in guards:
-        idle_since = _idle_since(guard, using)
-        if idle_since is None:
-            return None
-        found[guard] = idle_since
-    return found
-
-
-def _idle_since(guard: Guard, using: str) -> float | None:
-    table = table_of(guard)
-    for _ in range(2):
-        since, state = table.copy.read_at, table.lease(guard.name)  # in this order: the copy may be a newer one
-        if state is None:
-            refresh(guard, using)
-            since, state = table.copy.read_at, table.lease(guard.name)
-        if state is None:
-            continue  # it cannot be read, or has become too old just now
-        if state.takes_adds:
-            return None
-        if state.status != FENCED:
-            return since
-        table.wait_for_fence(state)  # waits at most once; then read again
-        if table.clock() - since < LEASE_SECONDS:
-            return since
-    return None
-
-
 def refresh(guard: Guard, using: str) -> None:
     """Read the state rows if the copy is too old. They have their own connection; if a writer blocks it, try once."""
     table = table_of(guard)
@@ -179,42 +138,6 @@ def refresh(guard: Guard, using: str) -> None:
     connection = connections[using]
     if not is_alone(connection) and not table.renew() and share_write_lock(table, using) and has_begun(connection):
         TransactionObserver.over(connection).is_alone = True
-
-
-def was_idle(guard: Guard, since: float) -> bool:
-    """Whether a statement that began after :func:`all_idle`, and has ended now, came before every scan."""
-    return table_of(guard).clock() - since < IDLE_SECONDS
-
-
-@contextmanager
-def catching_up(guards: Collection[Guard], connection: Any, *, committed: bool = False) -> Iterator[None]:
-    """Context manager for the add, or the fence, after a statement of idle guards that took too long.
-
-    If the block fails, the statement must not be committed. If it may be committed already, as under autocommit, the
-    guards are fenced now or, if the state rows cannot be reached, as soon as this process reaches them again. Until
-    then other processes may answer 404 for the written rows; the writer gets the error. ``committed``: the statement
-    may be committed, although Django reports an open transaction.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if committed or not has_begun(connection):
-            fence_soon(guards)
-            if isinstance(error, StoreError):
-                names, why = ", ".join(guard.name for guard in guards), str(error.__cause__ or error).strip()
-                raise StoreError(
-                    f"{names}: rows were saved, but could not be added to the filter, and the guard could not be "
-                    f"fenced in time: {why}. Requests for them may be answered 404 until this process "
-                    "can change the state rows. Do not write them again"
-                ) from error
-        elif not isinstance(error, Error):  # after a database error the project decides, as in Django
-            if connection.in_atomic_block:
-                connection.set_rollback(True)
-                if not rolls_back_if_marked(connection):
-                    fence_soon(guards)
-            else:
-                connection.rollback()
-        raise
 
 
 def fence_soon(guards: Iterable[Guard]) -> None:

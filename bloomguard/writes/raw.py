@@ -23,6 +23,7 @@ from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
 from . import adding, consequences, early, fencing, isolation, raw_transactions, state_rows, strays, unknown_guards
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
+from .idle import all_idle_since, catching_up, is_in_time
 from .sql import reader
 from .sql.reader import Reading
 from .sql.tokens import bare
@@ -236,7 +237,7 @@ def _choose_fencing(
     written = find()
     if not written:
         return nullcontext(True)
-    idle = fencing.all_idle(written, connection.alias)
+    idle = all_idle_since(written, connection.alias)
     if idle is not None:
         return _fencing_if_late(written, idle, connection)
     is_other = connections[connection.alias] is not connection  # than the one on which `atomic` would begin
@@ -271,7 +272,7 @@ def _fencing_if_late(written: dict[Guard, Cause], idle: dict[Guard, float], conn
     try:
         yield
     finally:
-        if not all(fencing.was_idle(guard, since) for guard, since in idle.items()):
+        if not all(is_in_time(guard, since) for guard, since in idle.items()):
             _fence_after(written, connection)
         else:
             fencing.fence_at_commit(_reasons(written), connection)
@@ -327,7 +328,7 @@ def _fence(written: dict[Guard, Cause], connection: Any) -> None:
 
 def _fence_after(written: dict[Guard, Cause], connection: Any, *, committed: bool = False) -> None:
     """Fence for a statement that is over; ``committed``: it may be, whatever Django says."""
-    with fencing.catching_up(written, connection, committed=committed):
+    with catching_up(written, connection, committed=committed):
         _fence(written, connection)
 
 

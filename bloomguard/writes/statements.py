@@ -20,7 +20,7 @@ from functools import partial, wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from django.db import DatabaseError, DataError, Error, IntegrityError, ProgrammingError, connections
+from django.db import DatabaseError, Error, connections
 from django.db.models.sql.compiler import SQLInsertCompiler
 
 from ..guards import Guard, registry
@@ -28,7 +28,7 @@ from ..guards.keys import NoScope, NotNormalized, OutOfRange, Unkeyable
 from ..state import table as states
 from ..state.transactions import has_begun, may_go_on, together
 from . import discards, fencing, unknown_guards
-from .discards import Alive, Before
+from .idle import NONE_IDLE, IdleTables, catching_up, find_idle
 from .raw_transactions import rows_changed
 from .rows import Values, WrittenRows, has_no_returning, highest_key, inserted, more_to_return, read_back
 from .tables import TrackedTable, guard_of, tracked_tables
@@ -42,8 +42,8 @@ Execute = Callable[..., Any]
 WrittenTo = Callable[[TrackedTable], WrittenRows | None]
 
 _first = itemgetter(0)
-#: Errors of a statement that certainly wrote nothing.
-_REFUSED = (IntegrityError, DataError, ProgrammingError)
+#: What Django returns for a row that ``ignore_conflicts`` has skipped.
+_SKIPPED = [None]
 _COMMENTS = re.compile(r"(?:\s|/\*(?:[^*]|\*(?!/))*\*/|--[^\n]*\n)*(?:--[^\n]*)?")
 
 
@@ -96,18 +96,18 @@ def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
 
 def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
     asked = returned = tuple(returning_fields or ())
-    tables, unused, idle = split_idle(tables, compiler.using)
-    if not tables:
+    used, idle = split_idle(tables, compiler.using)
+    if not used:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
-            return inserted(tracked, compiler, asked, () if rows == [None] else rows, {})  # as below
+            return inserted(tracked, compiler, asked, () if rows == _SKIPPED else rows, {})
 
-        return run_idle(execute, compiler, (returning_fields,), unused, idle, written_to)
+        return run_idle(execute, compiler, (returning_fields,), idle, written_to)
     counting: Sequence[TrackedTable] = ()
-    for tracked in tables:
+    for tracked in used:  # not by `any`, which would make an INSERT slower
         if tracked.counted or tracked.fields != asked:
-            counting = _counting(tables, compiler)
-            returned = (*asked, *more_to_return(compiler, tables, asked, counting))
+            counting = _counting(used, compiler)
+            returned = (*asked, *more_to_return(compiler, used, asked, counting))
             break
     connection = compiler.connection
     # As Django does first: without a database, or on an event loop, no `pre_save` stores files.
@@ -116,41 +116,23 @@ def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], ret
     compiler.returning_fields = list(returned) or None
     statements = list(compiler.as_sql())
     with together(connection):
-        before = lock_alive(compiler, counting, discards.lock_conflicting) if counting else {}
+        before = discards.lock(compiler, counting) if counting else {}
         reads_back = connection.vendor == "mysql" and has_no_returning(connection)
         highest = highest_key(compiler) if reads_back else None
         rows = run(execute, compiler, compiler.returning_fields, statements=statements)
-        if rows == [None]:  # as Django returns for a row skipped by `ignore_conflicts`
+        if rows == _SKIPPED:
             rows = []
-        is_keyed = rows and len(rows[0]) == len(returned) and not (before or reads_back)
+        are_complete = rows and len(rows[0]) == len(returned) and not (before or reads_back)
 
         def written(tracked: TrackedTable) -> WrittenRows | None:
             return inserted(tracked, compiler, returned, rows, before, highest)
 
-        add_all(tables, compiler.using, written, rows if is_keyed else (), returned)
-        if unused:
-            add_if_late(unused, idle, compiler.using, written)
+        add_all(used, compiler.using, written, rows if are_complete else (), returned)
+        if idle.tables:
+            add_if_late(idle, written)
     if len(returned) == len(asked):
         return rows
     return [row[: len(asked)] for row in rows] if asked else []
-
-
-def split_idle(tables: Sequence[TrackedTable], using: str) -> tuple[Sequence[Any], Sequence[Any], dict[Guard, float]]:
-    """Return the tables of guards in use, those of idle guards, and when the state row of each of these was read.
-
-    A statement returns nothing for an idle guard: its column may not be in the table yet. If a rebuild begins
-    meanwhile, the rows need no add all the same: see :func:`bloomguard.writes.fencing.all_idle`.
-    """
-    for tracked in tables:
-        state = states.table.lease(tracked.guard.name)
-        if state is None or not state.takes_adds:
-            break
-    else:
-        return tables, (), {}  # nearly always
-    idle: dict[Guard, float] = {}
-    for guard in map(guard_of, tables):
-        idle |= fencing.all_idle([guard], using) or {}
-    return [each for each in tables if each.guard not in idle], [each for each in tables if each.guard in idle], idle
 
 
 def _counting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
@@ -228,29 +210,26 @@ def _noted(compile_sql: Callable[..., Any], table: str) -> Callable[..., Any]:
     return as_sql
 
 
-def lock_alive(compiler: Any, counting: Sequence[TrackedTable], lock: Callable[[Any, TrackedTable], Alive]) -> Before:
-    """Lock and return the living rows that the statement is about to change, by ``lock``.
+# -- of idle guards
 
-    ``counting`` are the tables that :func:`discards.counting` returned.
+
+def split_idle(tables: Sequence[TrackedTable], using: str) -> tuple[Sequence[TrackedTable], IdleTables]:
+    """Return the tables of guards in use, and those of idle guards.
+
+    A statement returns nothing for an idle guard: its column may not be in the table yet.
     """
-    found: Before = {}
-    for tracked in counting:
-        try:
-            with fencing.reading_by_writer(tracked.guard, compiler.using):
-                found[tracked] = lock(compiler, tracked)
-        except DatabaseError:  # it may have ended the writer's transaction
-            raise
-        except Exception:  # the write goes on, and deleted keys stay in the filter
-            found[tracked] = Alive()
-    return found
+    for tracked in tables:
+        state = states.table.lease(tracked.guard.name)
+        if state is None or not state.takes_adds:
+            return find_idle(tables, using)
+    return tables, NONE_IDLE  # nearly always
 
 
 def run_idle(
     execute: Execute,
     compiler: Any,
     arguments: Sequence[Any],
-    tables: Sequence[TrackedTable],
-    idle: dict[Guard, float],
+    idle: IdleTables,
     written_to: Callable[[TrackedTable, Any], WrittenRows | None],
 ) -> Any:
     """:func:`run` a statement of idle guards, and add its rows if it took too long.
@@ -260,58 +239,48 @@ def run_idle(
     try:
         result = run(execute, compiler, *arguments)
     except BaseException as error:
-        fence_if_late(tables, idle, compiler.using, error)
+        idle.fence_if_late(error)
         raise
-    add_if_late(tables, idle, compiler.using, lambda tracked: written_to(tracked, result))
+    add_if_late(idle, lambda tracked: written_to(tracked, result))
     return result
 
 
-def add_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, written_to: WrittenTo) -> None:
-    """After a statement sent while all guards were idle: add its keys if a scan may have missed its rows."""
-    late = _late(tables, idle)
+def add_if_late(idle: IdleTables, written_to: WrittenTo) -> None:
+    """After a statement: add its keys for the idle guards, if a build may have missed its rows."""
+    late = idle.late()
     if late:
-        with fencing.catching_up(list(map(guard_of, late)), connections[using]):
-            add_all(late, using, written_to)
-
-
-def fence_if_late(tables: Sequence[TrackedTable], idle: dict[Guard, float], using: str, error: BaseException) -> None:
-    """After a statement that failed while all guards were idle: fence them if a scan may have missed its rows.
-
-    The database may have committed it before the connection was lost, or the program was interrupted.
-    """
-    if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[using])):
-        return  # nothing of it is left
-    fencing.fence_soon(map(guard_of, _late(tables, idle)))
-
-
-def _late(tables: Sequence[TrackedTable], idle: dict[Guard, float]) -> list[TrackedTable]:
-    return [tracked for tracked in tables if not fencing.was_idle(tracked.guard, idle[tracked.guard])]
+        with catching_up(list(map(guard_of, late)), connections[idle.using]):
+            add_all(late, idle.using, written_to)
 
 
 # -- adding the keys
 
 
 def add_all(
-    tables: Iterable[TrackedTable], using: str, written_to: WrittenTo, keyed: Values = (), returned: Sequence[Any] = ()
+    tables: Iterable[TrackedTable],
+    using: str,
+    written_to: WrittenTo,
+    complete_rows: Values = (),
+    returned: Sequence[Any] = (),
 ) -> None:
     """Add the keys of the rows just written for each guard; fence those whose adds cannot be confirmed.
 
-    ``keyed``: the rows, if the database has given the fields ``returned`` of each and no others. An error of a filter
-    does not stop the write. A database error is raised, as it may have ended the writer's transaction; if it has not,
-    the rows may still be committed, so it is raised after the adds and fences.
+    ``complete_rows``: the rows, if the database has given the fields ``returned`` of each and no others. An error of a
+    filter does not stop the write. A database error is raised, as it may have ended the writer's transaction; if it has
+    not, the rows may still be committed, so it is raised after the adds and fences.
     """
     due: dict[Guard, str] = {}
     failure: DatabaseError | None = None
     for tracked in tables:
         guard = tracked.guard
         try:
-            is_keyed = keyed and tracked.fields == returned and not tracked.link
-            if is_keyed and _add_leased(tracked, using, keyed, stored=True):
+            are_keys = complete_rows and tracked.fields == returned and not tracked.link
+            if are_keys and _add_leased(tracked, using, complete_rows, stored=True):
                 continue  # nearly always
             written = written_to(tracked)
             if (
                 written is not None
-                and not (written.link or is_keyed)
+                and not (written.link or are_keys)
                 and _add_leased(tracked, using, written.values, stored=written.stored)
             ):
                 continue

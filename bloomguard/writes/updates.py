@@ -25,7 +25,6 @@ from .statements import (
     add_all,
     add_if_late,
     fence_all,
-    lock_alive,
     run,
     run_idle,
     running,
@@ -48,10 +47,10 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    used, unused, idle = split_idle(touched, compiler.using)
+    used, idle = split_idle(touched, compiler.using)
     if not used:
-        return run_idle(execute, compiler, (result_type,), unused, idle, _unknown)
-    return _update_and_add(compiler, used, result_type, partial(add_if_late, unused, idle, compiler.using, _unknown))
+        return run_idle(execute, compiler, (result_type,), idle, _unknown)
+    return _update_and_add(compiler, used, result_type, partial(add_if_late, idle, _unknown))
 
 
 def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any) -> Any:
@@ -60,19 +59,19 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    touched, unused, idle = split_idle(touched, using)
-    if not touched:
-        return run_idle(execute, compiler, (returning_fields,), unused, idle, _unknown)
-    counting = discards.counting(touched, using)
+    used, idle = split_idle(touched, using)
+    if not used:
+        return run_idle(execute, compiler, (returning_fields,), idle, _unknown)
+    counting = discards.counting(used, using)
     with together(connection):
-        before = lock_alive(compiler, counting, discards.lock)
-        more = [field for field in _fields_to_return(touched, before) if field not in returning_fields]
+        before = discards.lock(compiler, counting)
+        more = [field for field in _fields_to_return(used, before) if field not in returning_fields]
         if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update"):
             more = []  # too little is known then, so the guards are fenced
         returned = [*returning_fields, *more]
         rows = run(execute, compiler, returned)
-        add_all(touched, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-        add_if_late(unused, idle, using, _unknown)
+        add_all(used, using, lambda tracked: _updated(tracked, using, returned, rows, before))
+        add_if_late(idle, _unknown)
     return [row[: len(returning_fields)] for row in rows]
 
 
@@ -145,7 +144,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
     connection, using, keys = compiler.connection, compiler.using, None
     changed: int
-    before = lock_alive(compiler, discards.counting(tables, using), discards.lock)
+    before = discards.lock(compiler, discards.counting(tables, using))
     is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
         if is_djangos and selects_the_same_again(compiler.query.where):
@@ -255,7 +254,7 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
     if not counting or _matches_nothing(compiler):
         return execute(compiler, *args, **kwargs)
     with together(compiler.connection):
-        before = lock_alive(compiler, counting, discards.lock)
+        before = discards.lock(compiler, counting)
         result = run(partial(execute, **kwargs), compiler, *args)
         nothing = WrittenRows((), "pk", stored=True)
         add_all(list(before), using, lambda tracked: discards.finish(before, tracked, using, nothing))

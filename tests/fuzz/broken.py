@@ -59,7 +59,7 @@ def adds_on_commit() -> Iterator[None]:
     """As most do it who know of transactions: a request comes between the COMMIT and the add."""
     original = statements.add_all
 
-    def add_all(tables: Any, using: str, written_to: Any, keyed: Any = (), returned: Any = ()) -> None:
+    def add_all(tables: Any, using: str, written_to: Any, complete_rows: Any = (), returned: Any = ()) -> None:
         written = {tracked: written_to(tracked) for tracked in tables}
         transaction.on_commit(partial(original, tables, using, written.get), using=using)
 

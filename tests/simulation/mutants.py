@@ -17,7 +17,7 @@ from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
 from bloomguard.state.row import Copy, State
 from bloomguard.state.table import StateTable
-from bloomguard.writes import fencing, state_rows
+from bloomguard.writes import fencing, idle, state_rows
 
 from . import agents
 from .agents import Faults
@@ -181,7 +181,7 @@ def every_add_counts() -> Patches:
 @mutant(92)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
-    return [patch.object(fencing, "was_idle", lambda guard, since: True)]
+    return [patch.object(idle, "is_in_time", lambda guard, since: True)]
 
 
 @mutant(1)
@@ -192,7 +192,7 @@ def idle_by_a_copy_of_any_age() -> Patches:
         table = fencing.table_of(guard)
         return None if table.known(guard.name).takes_adds else table.clock()
 
-    return [patch.object(fencing, "_idle_since", idle_since)]
+    return [patch.object(idle, "idle_since", idle_since)]
 
 
 # -- the fence

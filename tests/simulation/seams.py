@@ -43,7 +43,7 @@ def install() -> None:
     from bloomguard.rebuild import locks, pages, rebuild, standby
     from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, state_rows, statements
+    from bloomguard.writes import fencing, idle, state_rows, statements
 
     from .database import SimulatedRows
     from .world import World
@@ -76,7 +76,7 @@ def install() -> None:
     )
     _put(pages, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
-    for module in (negative_cache, statements):
+    for module in (negative_cache, idle, statements):
         _put(module, connections=simulated)
     _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
     _put(fencing, connections=simulated | {"default": connections["default"]})

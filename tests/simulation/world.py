@@ -17,7 +17,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import EXPIRY_SECONDS, StateTable
 from bloomguard.verdicts import MAYBE, Decision, Verdict
-from bloomguard.writes import fencing, statements
+from bloomguard.writes import idle, statements
 from bloomguard.writes.rows import WrittenRows
 from tests.shop.models import Product
 from tests.support.guarding import make_guard
@@ -149,8 +149,8 @@ class Process:
         While the guard is idle the statement is sent as it is, and looked at again when it is over.
         """
         database = self.world.database
-        idle = fencing.all_idle([self.guard], ROWS)
-        if idle is None:
+        read_at = idle.all_idle_since([self.guard], ROWS)
+        if read_at is None:
             with database.atomic():
                 self.statement(keys)
                 self.add(keys)
@@ -159,31 +159,32 @@ class Process:
         if self.world.rng.random() < 0.15:  # held up for as long as a rebuild takes, before the database knows of it
             self.sleep(self.world.rng.randrange(128) * TICK)
         if database.is_open():
-            self.send_idle(keys, idle)
+            self.send_idle(keys, read_at)
             return
         number = database.new_number()
         database.unacknowledged.add(number)  # under autocommit: committed before we look again
         try:
-            self.send_idle(keys, idle, number)
+            self.send_idle(keys, read_at, number)
         except (StoreError, OperationalError):
             self.world.scheduler.spawn(f"{self.host}.debt", self, self.await_fence, keys, number)
             raise
         database.unacknowledged.discard(number)
 
-    def send_idle(self, keys: list[int], idle: dict[Guard, float], number: int | None = None) -> None:
+    def send_idle(self, keys: list[int], read_at: dict[Guard, float], number: int | None = None) -> None:
         """Send the statement of idle guards, then look again whether they still are, as the project's code does it."""
         database = self.world.database
         tracked: Any = _Tracked(self.guard)
+        sent_idle = idle.IdleTables([tracked], read_at, ROWS)
         try:
             with database.atomic(number):
                 self.statement(keys)
             database.lose_answer()
         except BaseException as error:
-            statements.fence_if_late([tracked], idle, ROWS, error)
+            sent_idle.fence_if_late(error)
             raise
-        if not fencing.was_idle(self.guard, idle[self.guard]):
+        if not idle.is_in_time(self.guard, read_at[self.guard]):
             self.world.counts["idle too long"] += 1
-        statements.add_if_late([tracked], idle, ROWS, lambda tracked: _written(keys))
+        statements.add_if_late(sent_idle, lambda tracked: _written(keys))
 
     def await_fence(self, keys: list[int], number: int) -> None:
         """Ask for rows whose writer got an error, though they are there: once the fence is set, as for all others."""
