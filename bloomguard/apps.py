@@ -25,11 +25,10 @@ class BloomGuardConfig(AppConfig):
         """Hook into writes now, because another app's ``ready()`` may run before ours and write rows."""
         super().import_models()
         from .guards import registry
-        from .writes import batches, cursors, early, signals, state_rows, statements, updates
+        from .writes import batches, cursors, signals, state_rows, statements, updates
 
         for module in (signals, state_rows, statements, batches, updates, cursors):
             module.connect()
-        early.begin()
         registry.discover = self._discover
 
     def _discover(self) -> None:

@@ -126,7 +126,7 @@ class StateTable:
         return now - self._failed_at < pause
 
     def _read_copy(self, now: float) -> bool:
-        """Set the overdue fences, then read the rows; return ``False``, and log the first of several errors, if not."""
+        """Set the overdue fences, then read the rows; return whether that worked. Logs the first of several errors."""
         try:
             if self.overdue:
                 self._fence_overdue()

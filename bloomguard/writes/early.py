@@ -16,19 +16,10 @@ from .sql.statement import Effect
 
 #: Database alias, effects of the statement, and the guards that were registered then.
 _writes: list[tuple[str, frozenset[Effect], frozenset[Guard]]] = []
-is_early = False
-
-
-def begin() -> None:
-    """Record writes from now on, until :func:`complete`."""
-    global is_early
-    is_early = True
 
 
 def complete() -> None:
     """Fence the guards whose tables were written before; call it when all ``guards.py`` are imported."""
-    global is_early
-    is_early = False
     unknown_guards.begin()
     if _writes and _fence not in registry.listeners:
         registry.listeners.append(_fence)  # for guards that are declared elsewhere, later
@@ -36,7 +27,7 @@ def complete() -> None:
 
 
 def record_write(effects: frozenset[Effect], alias: str) -> None:
-    """Record a statement with these effects."""
+    """Record a statement with these effects, sent before :func:`complete`."""
     write = (alias, effects, frozenset(registry))
     if effects and write not in _writes:
         _writes.append(write)

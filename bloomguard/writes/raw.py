@@ -71,7 +71,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
             isolation.note(sql, connection)
         return execute(sql, params, many, context)
     run = partial(execute, sql, params, many, context)
-    if early.is_early and not (type(sql) is str and reader.is_plain_read(sql)):
+    if not unknown_guards.is_complete and not (type(sql) is str and reader.is_plain_read(sql)):
         reading = read(sql, connection)
         early.record_write(reading.effects | reading.known, connection.alias)
     unknown_guards.read_once()
@@ -210,7 +210,7 @@ def fencing_around(
     Yield whether there certainly are none. ``apart``: put no transaction around it. ``many``: it is sent several times,
     by ``executemany``.
     """
-    if early.is_early:
+    if not unknown_guards.is_complete:
         early.record_write(reading.effects | reading.known, connection.alias)
     try:
         with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:

@@ -53,7 +53,8 @@ class _Forks:
 
 #: The last copy of the state rows that the plans were compared with.
 followed: object = None
-#: Whether all ``guards.py`` are imported: before that, a guard may only be unknown as yet.
+#: Whether all ``guards.py`` are imported. Before that, a guard may only be unknown as yet, and :mod:`.early` records
+#: each write.
 is_complete = False
 #: The copy that there was when a read failed, and when it failed.
 _failed: tuple[object, float] = None, float("-inf")
