@@ -29,8 +29,7 @@ from ..guards.fields import kind_of, own_class, value_field
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..guards.scopes import SCHEMA
 from ..state.connection import is_denied
-from ..writes.tables import columns as tracked_columns
-from ..writes.tables import folded
+from ..writes.tables import folded_column, tracked_columns
 from . import backends
 
 #: ID of the check for a table name that means several tables.
@@ -278,7 +277,7 @@ def _computed(guard: Guard, connection: BaseDatabaseWrapper, table: str) -> froz
     name = connection.ops.quote_name(table) if connection.vendor == "postgresql" else table
     found = _fetch(connection, _COMPUTED[connection.vendor], [name])
     parents = (guard.model, *guard.model._meta.all_parents)
-    declared = {folded(field) for model in parents for field in model._meta.local_concrete_fields if field.generated}
+    declared = {folded_column(one) for model in parents for one in model._meta.local_concrete_fields if one.generated}
     return (tracked_columns(guard, table) - declared) & {column.lower() for (column,) in found}
 
 

@@ -29,7 +29,7 @@ from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, have_two_schemas
 from .sql.words import NEVER_FUNCTIONS, SYSTEM_TABLES
-from .tables import columns, guarded_tables, keyless_when_null
+from .tables import guarded_tables, keyless_when_null, tracked_columns
 
 logger = logging.getLogger("bloomguard")
 
@@ -59,7 +59,7 @@ class Definitions:
         with self._lock:
             self._advance()
             if is_under_way(connection):
-                observer = TransactionObserver.over(connection)
+                observer = TransactionObserver.ensure(connection)
                 observer.ended.append(partial(self._end, observer))
                 self._open.add(observer)
 
@@ -138,8 +138,8 @@ class DatabaseCache:
         known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
         return not any(row.status == FENCED or row.generations for row in known)
 
-    def follow(self) -> bool:
-        """Record the state rows that were read last; return whether the catalogue is valid: no build has begun since.
+    def note_rows(self) -> bool:
+        """Note the state rows that were read last; return whether the catalogue is valid: no build has begun since.
 
         Another process may have changed the definitions before the build.
         """
@@ -150,7 +150,7 @@ class DatabaseCache:
         before, self.generations = self.generations, tuple((row.active, row.building) for row in rows)
         return before is None or before == self.generations
 
-    def learn(self, catalogue: Catalogue) -> None:
+    def keep(self, catalogue: Catalogue) -> None:
         """Keep the database's catalogue. Other threads use what it gives from the last assignment on."""
         self._writers = [name for name in catalogue.functions if self._reaches({Effect("call", name)}, catalogue)]
         self.trusts_names = not catalogue.of_rows.union(NEVER_FUNCTIONS).intersection(self._writers)
@@ -212,12 +212,12 @@ caches: dict[str, DatabaseCache] = {}
 
 def current_cache(alias: str) -> DatabaseCache:
     """Return the cache of a database; make a new one if anything that it depends on has changed."""
-    unknown_guards.follow()
+    unknown_guards.compare_copy()
     cache = caches.get(alias)
-    if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.follow():
+    if cache is not None and cache.plans is registry.plans and cache.stamp == definitions.stamp and cache.note_rows():
         return cache
     cache = caches[alias] = DatabaseCache(connections[alias].vendor)
-    cache.follow()
+    cache.note_rows()
     return cache
 
 
@@ -284,7 +284,7 @@ def may_add_key(effect: Effect, guard: Guard, table: str) -> bool:
         return True  # also of a column that no model of this process has
     if EMPTIED in effect.columns and effect.columns & keyless_when_null(guard, table):
         return False
-    key_columns = columns(guard, table)
+    key_columns = tracked_columns(guard, table)
     if effect.verb == "copy":
         return not key_columns <= effect.columns
     return bool(key_columns & effect.columns)
@@ -350,5 +350,5 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     if connection.alias in definitions.temporary:
         return None
     if catalogue.is_complete and not definitions.are_changing() and seen == definitions.stamp:
-        cache.learn(catalogue)
+        cache.keep(catalogue)
     return catalogue

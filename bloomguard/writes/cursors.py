@@ -181,7 +181,7 @@ def _hook_script(run: Any) -> Any:
                 return run(self, text)
             finally:
                 for observer in observers:
-                    observer.follow("COMMIT")
+                    observer.note_executed("COMMIT")
 
         complete_statement(script)  # raises the errors by which Python refuses a script, before the COMMIT
         send("")  # the COMMIT alone: a fence in it has to be known before the script begins another transaction

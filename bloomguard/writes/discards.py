@@ -163,7 +163,7 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
         discard = partial(guard._runtime.active_filter.discard, gone, alive.generation)
-        TransactionObserver.over(connections[using]).pending_deletes.append(discard)
+        TransactionObserver.ensure(connections[using]).pending_deletes.append(discard)
     return written._replace(values=list((now - was).elements()), link="", stored=True)
 
 

@@ -79,7 +79,7 @@ class CommitFences:
     @classmethod
     def of(cls, connection: Any) -> CommitFences:
         """Return those of the open transaction."""
-        observer = TransactionObserver.over(connection)
+        observer = TransactionObserver.ensure(connection)
         observer.commit_fences = observer.commit_fences or cls(connection.alias)
         return observer.commit_fences
 
@@ -137,7 +137,7 @@ def refresh(guard: Guard, using: str) -> None:
         return
     connection = connections[using]
     if not is_alone(connection) and not table.renew() and share_write_lock(table, using) and has_begun(connection):
-        TransactionObserver.over(connection).is_alone = True
+        TransactionObserver.ensure(connection).is_alone = True
 
 
 def fence_soon(guards: Iterable[Guard]) -> None:
@@ -272,7 +272,7 @@ def has_locked_row(table: StateTable, name: str, using: str) -> bool:
     ):
         return False
     if locks_table(connection, GuardState._meta.db_table):
-        TransactionObserver.over(connection).is_alone = True
+        TransactionObserver.ensure(connection).is_alone = True
         return True
     quote = connection.ops.quote_name
     where = f"FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s"
@@ -318,7 +318,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list
     pending = PendingFence(table, name, before, reason)
     if has_begun(connection):
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
-        TransactionObserver.over(connection).add_fence(name, pending)
+        TransactionObserver.ensure(connection).add_fence(name, pending)
         return []
     pending.note_commit()
     return [pending] if changed else []

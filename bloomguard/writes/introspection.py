@@ -26,7 +26,7 @@ def load(connection: Any) -> Catalogue:
     catalogue = Catalogue()
     reader = _READERS.get(connection.vendor)
     if reader is not None:  # no filter is built from any other database
-        with asking(connection) as fetch:
+        with undisturbed(connection) as fetch:
             reader(catalogue, fetch)
     return catalogue
 
@@ -45,7 +45,7 @@ Fetch = Callable[..., Iterable[Any]]
 
 
 @contextmanager
-def asking(connection: Any) -> Iterator[Fetch]:
+def undisturbed(connection: Any) -> Iterator[Fetch]:
     """Queries that leave the project's transaction as it was."""
     fetch = partial(fetch_uncounted, connection)
     if connection.vendor != "postgresql":

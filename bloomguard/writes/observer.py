@@ -81,7 +81,7 @@ class TransactionObserver:
         return None
 
     @classmethod
-    def over(cls, connection: Any) -> TransactionObserver:
+    def ensure(cls, connection: Any) -> TransactionObserver:
         """Return the observer of the open transaction; make one if there is none."""
         known = cls.of(connection)
         if known is None:
@@ -95,10 +95,10 @@ class TransactionObserver:
     @property
     def is_open(self) -> bool:
         """Whether its transaction is still open, so that it follows no other one."""
-        return self in self.connection.execute_wrappers and not self.is_of_the_past and has_begun(self.connection)
+        return self in self.connection.execute_wrappers and not self.has_lost_connection and has_begun(self.connection)
 
     @property
-    def is_of_the_past(self) -> bool:
+    def has_lost_connection(self) -> bool:
         """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
         return self._raw is not self.connection.connection
 
@@ -121,10 +121,10 @@ class TransactionObserver:
             if may_commit and (not isinstance(error, Error) or is_over(self.connection)):
                 self._after_commit()  # the database may have committed it, and its answer was lost
             raise
-        self.follow(sql if isinstance(sql, str) else "; COMMIT")
+        self.note_executed(sql if isinstance(sql, str) else "; COMMIT")
         return result
 
-    def follow(self, sql: str) -> None:
+    def note_executed(self, sql: str) -> None:
         """Note that ``sql`` was executed."""
         if not _PLAIN.fullmatch(sql) and _CONTROL.search(sql):
             self._undo()
@@ -136,7 +136,7 @@ class TransactionObserver:
 
     def _has_ended_unseen(self) -> bool:
         """Return whether the transaction was ended past Django, or with its connection; then end this."""
-        if self.is_of_the_past:
+        if self.has_lost_connection:
             self.give_up()
         elif self._has_begun and is_over(self.connection):  # by a backend's own ``rollback``, or the driver's
             self._undo()

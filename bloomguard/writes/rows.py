@@ -35,8 +35,8 @@ from ..state.transactions import is_aborted, together
 from . import discards
 from .consequences import current_cache, may_be_rewritten
 from .discards import Before
-from .introspection import asking
-from .tables import Fields, TrackedTable, folded
+from .introspection import undisturbed
+from .tables import Fields, TrackedTable, folded_column
 
 Values = Sequence[tuple[Any, ...]]
 
@@ -169,7 +169,7 @@ def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int
     if fields is None or not is_djangos_compiler(compiler) or may_be_rewritten(compiler, "insert"):
         return None
     if query.on_conflict == OnConflict.UPDATE and (
-        may_be_rewritten(compiler, "update") or not tracked.columns.isdisjoint(map(folded, query.update_fields))
+        may_be_rewritten(compiler, "update") or not tracked.columns.isdisjoint(map(folded_column, query.update_fields))
     ):
         return None  # it may have updated other rows than those with these primary keys
     link, meta = tracked.link or "pk", query.model._meta
@@ -259,7 +259,7 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     if tracked.guard._meta.normalizes and compiler.connection.vendor == "postgresql":
         return False  # the column may be of a type that cuts a text, as `name` does, or that the project has made
     held = [[getattr(each, field.attname) for each in query.objs] for field in fields]
-    if not all(map(hold, fields, held)):
+    if not all(map(stores_unchanged, fields, held)):
         return False
     # Asked again after the statement: meanwhile the `pre_save` of another field may have changed them.
     if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
@@ -296,14 +296,14 @@ def _refusals(connection: Any, table: str, verb: str) -> set[str]:
     """Return the columns that cannot be returned; an empty name for all."""
     name = connection.ops.quote_name(table)
     connection.ensure_connection()
-    with connection.wrap_database_errors, asking(connection) as fetch:
+    with connection.wrap_database_errors, undisturbed(connection) as fetch:
         return {column for (column,) in fetch(_REFUSALS, (name, _EVENTS[verb], name))}
 
 
 # -- what an instance holds
 
 
-def hold(field: Any, values: Iterable[Any]) -> bool:
+def stores_unchanged(field: Any, values: Iterable[Any]) -> bool:
     """Return whether rows store each of ``values``, or what ``to_python`` returns for it, and no other value."""
     longest = _longest_text(field)
     if longest is None:

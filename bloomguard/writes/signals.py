@@ -15,7 +15,7 @@ from django.db.models.signals import post_save
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import registry
 from . import fencing
-from .rows import WrittenRows, hold
+from .rows import WrittenRows, stores_unchanged
 from .statements import add_all
 from .tables import TrackedTable, guard_of, track
 from .unknown_guards import is_of_another_version
@@ -54,7 +54,7 @@ def _written_to(instance: Model, tracked: TrackedTable) -> WrittenRows | None:
     if fields is None or is_of_another_version(tracked.guard):
         return None
     primary_key = tuple(getattr(instance, field.attname) for field in fields)
-    is_held = all(hold(field, [value]) for field, value in zip(fields, primary_key))
+    is_held = all(stores_unchanged(field, [value]) for field, value in zip(fields, primary_key))
     return WrittenRows([primary_key], tracked.link or "pk", stored=False) if is_held else None
 
 

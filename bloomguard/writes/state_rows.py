@@ -72,10 +72,10 @@ def before_change(using: str) -> None:
     """Record that the project's transaction is about to change state rows; on SQLite, also the committed ones."""
     table, connection = states.table, connections[using]
     if connection.vendor == "mysql" and table.connection.alias == using and has_begun(connection):
-        TransactionObserver.over(connection).has_changed_rows = True
+        TransactionObserver.ensure(connection).has_changed_rows = True
     if share_write_lock(table, using) and has_begun(connection):
         with suppress(DatabaseError):  # the project's statement meets the same error, or makes the table
             lock_file(connection, GuardState._meta.db_table)
-        known = TransactionObserver.over(connection).pending_fences
+        known = TransactionObserver.ensure(connection).pending_fences
         for name, state in table.visible_to(using).items():
             known.setdefault(name, PendingFence(table, name, state, "the project has changed its state row"))

@@ -62,7 +62,7 @@ def wrap(owner: Any, name: str, hooked: Callable[[Execute], Execute]) -> None:
         setattr(owner, kept, execute)
 
 
-def _followed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
+def _refreshed(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedTable]:
     """Return ``tables`` as the state rows are now, if one is of a guard that this process did not have.
 
     It may have it by now: a rebuild by this version of the project would be undone by a fence.
@@ -81,13 +81,13 @@ def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
         def execute_sql(self: Any, *args: Any, **kwargs: Any) -> Any:
             model = self.query.model
             tables = registry.plans.tracked.get(model)  # mostly none, for this lookup
-            if tables is None or states.table.copy is not unknown_guards.followed:
+            if tables is None or states.table.copy is not unknown_guards.compared_copy:
                 tables = tracked_tables(model)
             if not tables:
                 return execute(self, *args, **kwargs)
             if self.using is None:  # made by `get_compiler(connection=...)`
                 self.using = self.connection.alias
-            return send(execute, self, _followed(tables, self) if registry.plans.named else tables, *args, **kwargs)
+            return send(execute, self, _refreshed(tables, self) if registry.plans.named else tables, *args, **kwargs)
 
         return execute_sql
 

@@ -51,8 +51,8 @@ guard_of: Callable[[TrackedTable], Guard] = attrgetter("guard")
 
 def tracked_tables(model: type[Model]) -> tuple[TrackedTable, ...]:
     """Return what to track in statements of ``model``; made at the first call."""
-    if states.table.copy is not unknown_guards.followed:
-        unknown_guards.follow()
+    if states.table.copy is not unknown_guards.compared_copy:
+        unknown_guards.compare_copy()
     found = registry.plans.tracked.get(model)
     if found is None:
         unknown_guards.read_once()
@@ -79,9 +79,9 @@ def guarded_tables() -> dict[str, tuple[Guard, ...]]:
     return plans.tables
 
 
-def columns(guard: Guard, table: str) -> frozenset[str]:
+def tracked_columns(guard: Guard, table: str) -> frozenset[str]:
     """Return the columns of ``table``, in lower case, whose change can give the guard a new key."""
-    return frozenset(folded(field) for field in guard._meta.watched_fields if _table(field) == table)
+    return frozenset(folded_column(field) for field in guard._meta.watched_fields if _table(field) == table)
 
 
 def keyless_when_null(guard: Guard, table: str) -> frozenset[str]:
@@ -89,11 +89,11 @@ def keyless_when_null(guard: Guard, table: str) -> frozenset[str]:
     with suppress(Exception):  # a system check reports the mistake
         own = [field for field in guard._meta.fields if _table(field) == table]
         # A field of the project's may give another value for a NULL, and look up NULLs by it.
-        return frozenset(folded(field) for field in own if not own_conversions(field))
+        return frozenset(folded_column(field) for field in own if not own_conversions(field))
     return frozenset()
 
 
-def folded(field: Any) -> str:
+def folded_column(field: Any) -> str:
     """Return a field's column in lower case: for SQLite and MariaDB two spellings are one column."""
     return str(field.column).lower()
 
@@ -112,7 +112,7 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     historical = model._meta.apps is not apps
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
-        return TrackedTable(guard, None, "pk", None, frozenset(map(folded, own)), historical, counted=False)
+        return TrackedTable(guard, None, "pk", None, frozenset(map(folded_column, own)), historical, counted=False)
     owner = next(each for each in with_parents(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
     key, counted = None, False
@@ -127,7 +127,7 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
         fields=key or primary_key,
         link="" if key else parent_path(guard.model, owner),
         primary_key=primary_key,
-        columns=columns(guard, table),
+        columns=tracked_columns(guard, table),
         historical=historical,
         counted=counted and not historical and primary_key is not None,
     )

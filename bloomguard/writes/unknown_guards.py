@@ -46,13 +46,13 @@ class _Forks:
         after_fork(self._after_fork)
 
     def _after_fork(self) -> None:
-        global followed, _failed
-        self.at, followed, _failed = states.table.clock(), None, (None, float("-inf"))
+        global compared_copy, _failed
+        self.at, compared_copy, _failed = states.table.clock(), None, (None, float("-inf"))
         registry.replan_writes()  # else no write would come to `read_once`
 
 
 #: The last copy of the state rows that the plans were compared with.
-followed: object = None
+compared_copy: object = None
 #: Whether all ``guards.py`` are imported. Before that, a guard may only be unknown as yet, and :mod:`.early` records
 #: each write.
 is_complete = False
@@ -61,25 +61,25 @@ _failed: tuple[object, float] = None, float("-inf")
 _forks = _Forks()
 
 
-def follow() -> None:
+def compare_copy() -> None:
     """Begin new plans if the last copy of the state rows names other unknown guards than the plans were made for."""
-    global followed
+    global compared_copy
     copy = states.table.copy
-    if copy is not followed:
+    if copy is not compared_copy:
         if _named() != registry.plans.named:
             registry.replan_writes()
-        followed = copy  # last: until the old plans are gone, other threads must not rely on them
+        compared_copy = copy  # last: until the old plans are gone, other threads must not rely on them
 
 
 def begin() -> None:
     """Look for unknown guards from now on: all ``guards.py`` are imported."""
-    global is_complete, followed
-    is_complete, followed = True, None
-    follow()
+    global is_complete, compared_copy
+    is_complete, compared_copy = True, None
+    compare_copy()
 
 
 def were_read() -> bool:
-    """Return whether this process has read the state rows, so that :func:`follow` sees each further copy of them."""
+    """Return whether this process has read the state rows, so that :func:`compare_copy` sees each later copy."""
     return is_complete and states.table.copy.read_at > _forks.at
 
 
@@ -95,7 +95,7 @@ def read_once() -> bool:
     if not len(registry) or not table.copy.rows:
         with suppress(DatabaseError):  # another thread uses it
             table.connection.close()  # this process may never read them again
-    follow()
+    compare_copy()
     return True
 
 

@@ -32,7 +32,7 @@ from .statements import (
     split_idle,
     wrap,
 )
-from .tables import TrackedTable, folded, tracked_tables
+from .tables import TrackedTable, folded_column, tracked_tables
 
 
 def connect() -> None:
@@ -100,7 +100,7 @@ def _setting(tables: Sequence[TrackedTable], compiler: Any) -> Sequence[TrackedT
 
 
 def _written_columns(compiler: Any) -> set[str]:
-    return {folded(field) for field, _, _ in compiler.query.values}
+    return {folded_column(field) for field, _, _ in compiler.query.values}
 
 
 def _fields_to_return(tables: Sequence[TrackedTable], before: Before) -> list[Any]:
@@ -236,7 +236,7 @@ def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before
     # The statement's model may have another primary key than the guard's.
     if keys is None or tracked.primary_key != tuple(compiler.query.model._meta.pk_fields):
         return None
-    if not _written_columns(compiler).isdisjoint(map(folded, tracked.primary_key)):
+    if not _written_columns(compiler).isdisjoint(map(folded_column, tracked.primary_key)):
         return None
     if may_be_rewritten(compiler, "update") and not _are_all_there(compiler, keys):
         return None  # a trigger has changed primary keys

@@ -167,7 +167,7 @@ def test_the_tables_of_one_guard_of_another_version_wait_together(each_database,
             Rebuild(former.enter_context(registered(Bundle, name=name, lookup="name")), sleep=clock.sleep).run()
     state.table.forget()
     state.table.renew()
-    unknown_guards.follow()
+    unknown_guards.compare_copy()
     found = [guard for _, guard in unknown_guards.unknown_guards(registry.plans)]
     began = clock.now
     fencing.fence(dict.fromkeys(found, "it was renamed"), database.current)

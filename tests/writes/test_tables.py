@@ -65,7 +65,7 @@ def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
     of_key = {"lookup": "outer"} if where == "key" else {"alive": Q(outer__gt="a")}
     guard = make_guard(Thing, name="thing", **of_key)
 
-    found = tables.columns(guard, Thing._meta.db_table)
+    found = tables.tracked_columns(guard, Thing._meta.db_table)
 
     assert found == expected | {"outer", "id"}
 
@@ -83,7 +83,7 @@ def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
 )
 def test_the_primary_key_counts_whatever_it_is_called(model, options, expected):
     """Also without a condition on it, as a scan may go by it; all columns where a condition names none."""
-    assert tables.columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
+    assert tables.tracked_columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

@@ -375,15 +375,17 @@ def test_an_unknown_guard_costs_no_route_table(armed):
 
 
 def test_no_thread_relies_on_old_plans(armed, monkeypatch):
-    """A copy counts as followed when the old plans are gone, not before."""
+    """A copy counts as compared when the old plans are gone, not before."""
     seen = []
-    monkeypatch.setattr(registry, "replan_writes", lambda: seen.append(unknown_guards.followed is state.table.copy))
-    monkeypatch.setattr(unknown_guards, "followed", None)
+    monkeypatch.setattr(
+        registry, "replan_writes", lambda: seen.append(unknown_guards.compared_copy is state.table.copy)
+    )
+    monkeypatch.setattr(unknown_guards, "compared_copy", None)
     monkeypatch.setattr(unknown_guards, "_named", lambda: frozenset({("gone", "shop_product")}))
-    unknown_guards.follow()
+    unknown_guards.compare_copy()
 
     assert seen == [False]
-    assert unknown_guards.followed is state.table.copy
+    assert unknown_guards.compared_copy is state.table.copy
 
 
 @pytest.mark.parametrize("write", [WRITES["create"], WRITES["raw SQL"]], ids=["ORM", "raw"])
