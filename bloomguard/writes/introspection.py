@@ -191,7 +191,7 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         rule = read(f"WITH {text}", "postgresql")  # so it is scanned from end to end
         if text is None:
             catalogue.is_complete = False
-        for effect in {ANYTHING} if text is None else rule.effects | rule.known:
+        for effect in {ANYTHING} if text is None else rule.all_effects:
             catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
     parents: dict[str, set[str]] = {}
     for child, parent, kind in fetch(_INHERITING):

@@ -72,8 +72,7 @@ def _send(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str
         return execute(sql, params, many, context)
     run = partial(execute, sql, params, many, context)
     if not unknown_guards.is_complete and not (type(sql) is str and reader.is_plain_read(sql)):
-        reading = read(sql, connection)
-        early.record_write(reading.effects | reading.known, connection.alias)
+        early.record_write(read(sql, connection).all_effects, connection.alias)
     unknown_guards.read_once()
     cache, text = current_cache(connection.alias), text_of(sql, connection)
     _note_session(text, connection, cache)
@@ -106,7 +105,7 @@ def _run_while_idle(run: Callable[[], Any], text: str, own: str, cache: Database
     finally:
         if not cache.are_idle(connection):
             definitions.changed(connection)  # by this text, perhaps; another thread has read them before
-            _fence_after(_affected(read(text, connection), connection, own), connection)
+            _fence_after(affected_guards(read(text, connection).all_effects, connection, own), connection)
         elif fencing.may_write_later(connection):
             _Unread.of(connection).add(text, own)
 
@@ -189,13 +188,8 @@ class _Unread:
         definitions.changed(self._connection)  # by these texts, perhaps; another thread has read them before
         written: dict[Guard, Cause] = {}
         for text, own in self._texts:
-            written |= _affected(read(text, self._connection), self._connection, own)
+            written |= affected_guards(read(text, self._connection).all_effects, self._connection, own)
         return _reasons(written)
-
-
-def _affected(reading: Reading, connection: Any, own: str) -> dict[Guard, Cause]:
-    """Return the guards that may have new keys; ``own``: the table of the ORM's statement, whose compiler adds them."""
-    return affected_guards(reading.effects | reading.known, connection, own)
 
 
 # -- fencing
@@ -211,7 +205,7 @@ def fencing_around(
     by ``executemany``.
     """
     if not unknown_guards.is_complete:
-        early.record_write(reading.effects | reading.known, connection.alias)
+        early.record_write(reading.all_effects, connection.alias)
     try:
         with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
             yield is_harmless
@@ -225,9 +219,9 @@ def _choose_fencing(
 ) -> AbstractContextManager[bool | None]:
     """Choose when to fence: around the statement nothing may change what it does, nor which of its rows stay."""
     cache = current_cache(connection.alias)
-    if not (reading.effects or reading.known) or not cache.tables:
+    if not reading.all_effects or not cache.tables:
         return nullcontext(True)
-    find = partial(_affected, reading, connection, own)
+    find = partial(affected_guards, reading.all_effects, connection, own)
     if (connection.needs_rollback and not apart) or (reading.head and is_aborted(connection)):
         # Django or PostgreSQL refuses it, with an error of its own if nothing of ours is sent before.
         return _fencing_after(find, connection)

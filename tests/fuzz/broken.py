@@ -136,7 +136,7 @@ def fences_after_the_commit() -> Iterator[None]:
 @contextmanager
 def sees_no_raw_sql() -> Iterator[None]:
     """What no compiler has made is nobody's business."""
-    with mock.patch.object(raw, "_affected", return_value={}):
+    with mock.patch.object(raw, "affected_guards", return_value={}):
         yield
 
 

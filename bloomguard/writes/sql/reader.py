@@ -29,6 +29,11 @@ class Reading(NamedTuple):
     known: frozenset[Effect] = frozenset()
     head: str = ""
 
+    @property
+    def all_effects(self) -> frozenset[Effect]:
+        """Those that are certain, and those of :attr:`known` names."""
+        return self.effects | self.known
+
 
 def is_plain_read(sql: str) -> bool:
     """Whether ``sql`` is a SELECT that calls only names known to write nothing, as most queries are."""
