@@ -67,7 +67,7 @@ class ActiveFilter:
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         self._failure = ""  # of the last add, for `why_not_added`
-        self._looked_at, self._looked = float("-inf"), COLD
+        self._none_found_at, self._none_found = float("-inf"), COLD  # see :meth:`_why_no_generation`
         #: The false positives that this process has found.
         self.negative_cache = NegativeCache(name, self.table, lambda name: self._opened.get(name))
         self._log = LogOnce()
@@ -111,9 +111,9 @@ class ActiveFilter:
 
     def ask_leased(self, key: bytes) -> Decision | None:
         """Check ``key`` with the rows and generations that this process has; ``None`` if it had to read others."""
-        asked, name = self.last_check, ""
-        if asked is not None:
-            name, check = asked
+        last, name = self.last_check, ""
+        if last is not None:
+            name, check = last
             try:
                 if check(key):
                     return self.negative_cache.recall(key, name) if hash(key) in self.negative_cache.marks else MAYBE
@@ -129,9 +129,9 @@ class ActiveFilter:
 
     async def aask(self, key: bytes) -> Decision | None:
         """Do :meth:`ask_leased` on an event loop: await the store, without blocking; ``None``: ask in a thread."""
-        asked, name = self.last_check, ""
-        if asked is not None:
-            name = asked[0]
+        last, name = self.last_check, ""
+        if last is not None:
+            name = last[0]
             generation = self._opened.get(name)
             if generation is None or not generation.supports_async:
                 return None
@@ -143,8 +143,8 @@ class ActiveFilter:
                 return self._fail(error, name)
         state = self.table.lease(self.name)
         if state is None:
-            has_looked = self.table.clock() - self._looked_at < LEASE_SECONDS
-            return self._looked if asked is None and has_looked else None
+            is_known = self.table.clock() - self._none_found_at < LEASE_SECONDS
+            return self._none_found if last is None and is_known else None
         if self._is_current(state, name):
             return ABSENT
         answering = self._answering_now(state)
@@ -199,8 +199,8 @@ class ActiveFilter:
     def _why_no_generation(self) -> Decision | None:
         """Return why no store has a generation, so that the state rows are not read; ``None`` if one has."""
         now, found = self.table.clock(), COLD
-        if now - self._looked_at < LEASE_SECONDS:
-            return self._looked
+        if now - self._none_found_at < LEASE_SECONDS:
+            return self._none_found
         for store in all_stores(self.store):
             try:
                 if store.names(self.name):
@@ -210,7 +210,7 @@ class ActiveFilter:
                 stores.log_outage(store.alias, error, now)
             except StoreError:
                 return None  # if the state row names a filter, the attempt to open it is logged
-        self._looked_at, self._looked = now, found
+        self._none_found_at, self._none_found = now, found
         return found
 
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
@@ -379,6 +379,6 @@ class ActiveFilter:
         with self._lock:
             self.last_check, self.is_remote = None, None
             self._opened, self._refused = {}, {}
-            self._change, self._looked_at = NONE, float("-inf")
+            self._change, self._none_found_at = NONE, float("-inf")
         self.negative_cache.forget()
         self._log.forget()

@@ -94,7 +94,7 @@ class StateConnection:
         self._lock = own_lock(self, "_lock")
         self._connection: BaseDatabaseWrapper | None = None
         self._abandoned: list[BaseDatabaseWrapper] = []
-        #: The project's routers, and what they said.
+        #: The project's routers when they were asked, and the alias that they gave.
         self._named: tuple[Any, str] = None, ""
         after_fork(self._after_fork)
 

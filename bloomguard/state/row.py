@@ -145,7 +145,7 @@ NEVER = Copy(float("-inf"), {})
 
 
 class Within(threading.local):
-    """How this thread reads the rows instead, as it holds the database's write lock, and its own copy of them."""
+    """How this thread reads the rows while only its own connection can, and its copy of them."""
 
     read: Callable[[], Rows] | None = None
     copy: Copy = NEVER

@@ -151,7 +151,7 @@ class TransactionObserver:
         self.catalogue = None
 
     def _before_commit(self) -> None:
-        """Called before each statement that may be a COMMIT. Raises what :meth:`CommitFences.before_commit` raises."""
+        """Set the fences of the COMMIT, before each statement that may be one. Raises :class:`StoreError`."""
         if self.commit_fences is not None and not is_aborted(self.connection):
             self.commit_fences.before_commit()
 
@@ -215,7 +215,7 @@ class TransactionObserver:
             self.pending_deletes.clear()
 
     def give_up(self) -> None:
-        """The whole transaction was rolled back."""
+        """End this: the whole transaction was rolled back."""
         self._end(committed=False)
 
     def _end(self, *, committed: bool) -> None:
