@@ -63,8 +63,7 @@ def all_idle_since(guards: Iterable[Guard], using: str) -> dict[Guard, float] | 
     """Return :func:`idle_since` of each guard, if all are idle; else ``None``."""
     found: dict[Guard, float] = {}
     for guard in guards:
-        since = idle_since(guard, using)
-        if since is None:
+        if (since := idle_since(guard, using)) is None:
             return None
         found[guard] = since
     return found

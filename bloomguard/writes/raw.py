@@ -239,7 +239,7 @@ def _choose_fencing(
         return _fencing_before_and_after(written, reading, connection)
     if rolls_back_if_marked(connection):
         return _fencing_after(lambda: written, connection, many=many)
-    return _fencing_in_one_transaction(written, reading, connection, many=many)
+    return _fencing_together(written, reading, connection, many=many)
 
 
 @contextmanager
@@ -285,9 +285,7 @@ def _fencing_before_and_after(written: dict[Guard, Cause], reading: Reading, con
 
 
 @contextmanager
-def _fencing_in_one_transaction(
-    written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool
-) -> Iterator[None]:
+def _fencing_together(written: dict[Guard, Cause], reading: Reading, connection: Any, *, many: bool) -> Iterator[None]:
     """Put the statement and the fence into one transaction; after an error the rows that stay are fenced too."""
     before, failure = raw_transactions.rows_changed(connection), None
     try:

@@ -31,7 +31,7 @@ from . import discards, fencing, unknown_guards
 from .idle import NONE_IDLE, IdleTables, catching_up, find_idle
 from .raw_transactions import rows_changed
 from .rows import Values, WrittenRows, has_no_returning, highest_key, inserted, more_to_return, read_back
-from .tables import TrackedTable, guard_of, tracked_tables
+from .tables import Fields, TrackedTable, guard_of, tracked_tables
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys
@@ -257,11 +257,7 @@ def add_if_late(idle: IdleTables, written_to: WrittenTo) -> None:
 
 
 def add_all(
-    tables: Iterable[TrackedTable],
-    using: str,
-    written_to: WrittenTo,
-    complete_rows: Values = (),
-    returned: Sequence[Any] = (),
+    tables: Iterable[TrackedTable], using: str, written_to: WrittenTo, complete_rows: Values = (), returned: Fields = ()
 ) -> None:
     """Add the keys of the rows just written for each guard; fence those whose adds cannot be confirmed.
 
