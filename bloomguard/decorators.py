@@ -19,7 +19,7 @@ from .guards.keys import unwrapped
 from .lookups.context import PROBE, LookupContext, contexts
 from .process import log_once
 from .routes.table import kwargs_of_view
-from .verdicts import Decision, Verdict
+from .verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -45,83 +45,94 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     def decorate(view: View) -> View:
         if arg is not None:
             _check(view, (arg,) if isinstance(arg, str) else tuple(arg.values()))
-        place = _place_of_request(view)
+        call = _GuardedCall(view, name, arg)
+        wrapper: Any  # a function, which a class can bind as its method
 
-        @lru_cache(maxsize=_MOST_CALLS)
-        def names(guard: Guard, *given: str) -> tuple[str, ...]:
-            return kwargs_of_view(guard, view, given, arg)
+        if iscoroutinefunction(view):
 
-        def asked(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[LookupContext, Guard, Any] | None:
-            """Return the request's context, the guard and the value; ``None`` if there is nothing to check."""
-            context = contexts.get()
-            if context is PROBE or not settings.is_enabled:
-                return None
-            try:
-                guard, request = registry[name], args[place]
-                if request.method not in guard.methods:
-                    return None
-                wanted = names(guard, *kwargs)
-                try:
-                    value = unwrapped(tuple(map(kwargs.__getitem__, wanted)))
-                except KeyError:
-                    return None
-                # The middleware has not seen the request, or a block of guarded lookups, which has none, is open.
-                if context is None or context.is_over or context.request is None:
-                    known = None if context is None or context.is_over else context.known
-                    context = LookupContext(getattr(request, "_request", request), known)
-                return context, guard, value
-            except Exception as error:
-                log_once.error(error, "bloomguard passes requests to a view guarded by %r because of an error", name)
-                return None
+            @wraps(view)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                question = call.question(args, kwargs)
+                return await (view(*args, **kwargs) if question is None else call.aanswer(question, args, kwargs))
+        else:
 
-        def is_missing(context: LookupContext, guard: Guard, value: Any, decision: Decision, captured: Any) -> bool:
-            """Return whether the row is absent, and the view's query would not raise an error instead."""
-            return (
-                decision.verdict is Verdict.ABSENT
-                and not may_raise(guard, value, captured.values())
-                and context.applies(guard)
-            )
+            @wraps(view)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                question = call.question(args, kwargs)
+                return view(*args, **kwargs) if question is None else call.answer(question, args, kwargs)
 
-        async def aanswer(question: tuple[LookupContext, Guard, Any], *args: Any, **kwargs: Any) -> Any:
-            context, guard, value = question
-            if is_missing(context, guard, value, await context.aask(guard, value), kwargs):
-                if context is contexts.get():
-                    context.note_avoided(guard)  # the middleware counts the request
-                else:
-                    await ablocked(guard, context.request)
-                raise _missing(guard)
-            return await view(*args, **kwargs)
-
-        @wraps(view)
-        async def aguard_view(*args: Any, **kwargs: Any) -> Any:
-            question = asked(args, kwargs)
-            return await (view(*args, **kwargs) if question is None else aanswer(question, *args, **kwargs))
-
-        @wraps(view)
-        def guard_view(*args: Any, **kwargs: Any) -> Any:
-            question = asked(args, kwargs)
-            if question is None:
-                return view(*args, **kwargs)
-            if _is_awaited(view, args):
-                return aanswer(question, *args, **kwargs)
-            context, guard, value = question
-            if is_missing(context, guard, value, context.ask(guard, value), kwargs):
-                if context is contexts.get():
-                    context.note_avoided(guard)
-                else:
-                    blocked(guard, context.request)
-                raise _missing(guard)
-            return view(*args, **kwargs)
-
-        found: Any = aguard_view if iscoroutinefunction(view) else guard_view
         # For checks and `guard_routes`. Decorators above copy them.
-        found.guarded_by, found.guarded_arg = name, arg
-        return found  # type: ignore[no-any-return]
+        wrapper.guarded_by, wrapper.guarded_arg = name, arg
+        return wrapper  # type: ignore[no-any-return]
 
     return decorate
 
 
-def _missing(guard: Guard) -> Http404:
+#: What a call asks: the request's context, the guard, and the value of its lookup.
+_Question = tuple[LookupContext, Guard, Any]
+
+
+class _GuardedCall:
+    """What a call of a view under ``@guarded`` asks, and its answer: ``Http404``, or that of the view."""
+
+    def __init__(self, view: Callable[..., Any], name: str, arg: str | Mapping[str, str] | None) -> None:
+        self.view, self.name, self.place = view, name, _place_of_request(view)
+        self.names = lru_cache(_MOST_CALLS)(lambda guard, given: kwargs_of_view(guard, view, given, arg))
+
+    def question(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Question | None:
+        """Return what this call asks; ``None`` if there is nothing to check."""
+        context = contexts.get()
+        if context is PROBE or not settings.is_enabled:
+            return None
+        try:
+            guard, request = registry[self.name], args[self.place]
+            if request.method not in guard.methods:
+                return None
+            names = self.names(guard, tuple(kwargs))
+            try:
+                value = unwrapped(tuple(map(kwargs.__getitem__, names)))
+            except KeyError:
+                return None
+            # The middleware has not seen the request, or a block of guarded lookups, which has none, is open.
+            if context is None or context.is_over or context.request is None:
+                known = None if context is None or context.is_over else context.known
+                context = LookupContext(getattr(request, "_request", request), known)
+            return context, guard, value
+        except Exception as error:
+            log_once.error(error, "bloomguard passes requests to a view guarded by %r because of an error", self.name)
+            return None
+
+    def answer(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if _is_awaited(self.view, args):
+            return self.aanswer(question, args, kwargs)
+        context, guard, value = question
+        if context.ask(guard, value).verdict is Verdict.ABSENT and _may_answer(question, kwargs):
+            if context is contexts.get():
+                context.note_avoided(guard)  # the middleware counts the request
+            else:
+                blocked(guard, context.request)
+            raise _http404(guard)
+        return self.view(*args, **kwargs)
+
+    async def aanswer(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Do :meth:`answer` without blocking the event loop."""
+        context, guard, value = question
+        if (await context.aask(guard, value)).verdict is Verdict.ABSENT and _may_answer(question, kwargs):
+            if context is contexts.get():
+                context.note_avoided(guard)
+            else:
+                await ablocked(guard, context.request)
+            raise _http404(guard)
+        return await self.view(*args, **kwargs)
+
+
+def _may_answer(question: _Question, kwargs: dict[str, Any]) -> bool:
+    """Return whether a 404 is what the view would answer for an absent row, and the guard applies to the request."""
+    context, guard, value = question
+    return not may_raise(guard, value, kwargs.values()) and context.applies(guard)
+
+
+def _http404(guard: Guard) -> Http404:
     return Http404(f"No {guard.model._meta.object_name} matches the given query.")
 
 
