@@ -13,6 +13,7 @@ from ..conf import did_you_mean
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
+from ..routes.kwargs import AmbiguousKwargs, kwargs_of_view
 from ..routes.openness import (
     ELSEWHERE,
     guarded_views,
@@ -23,7 +24,7 @@ from ..routes.openness import (
     may_skip_views,
     middleware_classes,
 )
-from ..routes.table import AmbiguousKwargs, GuardedRoute, kwargs_of_view, table_for
+from ..routes.table import GuardedRoute, table_for
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
 

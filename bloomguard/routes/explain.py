@@ -31,9 +31,10 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
+from .kwargs import AmbiguousKwargs, kwargs_for, kwargs_of_view
 from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers
 from .patterns import Pattern
-from .table import NO_ID, AmbiguousKwargs, GuardedRoute, RouteTable, kwargs_for, kwargs_of_view, table_for
+from .table import NO_ID, GuardedRoute, RouteTable, table_for
 
 #: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""

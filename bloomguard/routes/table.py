@@ -1,29 +1,25 @@
-"""Map the views of a URLconf to the guards that answer for them, and captured kwargs to IDs; build the site's 404."""
+"""Map the views of a URLconf to the guards that answer for them, and captured kwargs to IDs."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from django.conf import settings
-from django.db import models
-from django.http import Http404, HttpRequest, HttpResponseBase
-from django.urls import URLResolver, get_resolver, get_urlconf, resolvers
-from django.utils.translation import gettext
-from django.views.debug import technical_404_response
+from django.http import HttpRequest
+from django.urls import URLResolver, get_resolver, resolvers
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
-from ..process import log_once, own_lock
+from ..process import own_lock
 from .discovery import column_of, looked_up_by, why_another_lookup, why_not_found
+from .kwargs import kwargs_for
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
@@ -118,11 +114,11 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list[GuardedRoute]:
     """Return the routes of ``guard`` among the patterns of ``table``. ``strict``: raise for a missing one."""
     if guard.routes == AUTO:
-        return [route for pattern in table.patterns for route in _found(guard, pattern, table.patterns)]
+        return [route for pattern in table.patterns if (route := _auto_route(guard, pattern, table)) is not None]
     routes = []
     for name in guard.routes:
         try:
-            routes += _named(guard, name, table)
+            routes += _routes_named(guard, name, table)
         except Exception as error:  # also one of the view's own
             if strict:
                 raise
@@ -131,7 +127,7 @@ def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list
     return routes
 
 
-def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
+def _routes_named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
     found = patterns_named(table.patterns, name)
     if not found:
         raise ConfigurationError(f"there is no URL pattern named {name!r}")
@@ -144,8 +140,8 @@ def _named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRoute]:
                 raise
             texts = " and ".join(each.text for each in found)
             raise ConfigurationError(f"{texts} have one name, and for {pattern.text}, {error}") from error
-        closed = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
-        routes.append(_route(guard, pattern, kwargs, table.patterns, closed))
+        reason = why_another_lookup(guard, pattern, kwargs) or _why_another_view(pattern, name, table)
+        routes.append(_make_route(guard, pattern, kwargs, table, reason))
     return routes
 
 
@@ -155,33 +151,34 @@ def _why_another_view(pattern: Pattern, name: str, table: RouteTable) -> str:
     It means what it does in ``ROOT_URLCONF``, if it is there: each host's URLconf may have a view of that name.
     """
     if table.urlconf != root_urlconf():
-        meant = [_view_of(each) for each in patterns_named(table_for().patterns, name)]
-        if meant and _view_of(pattern) not in meant:
+        views = [_view_with_options(each) for each in patterns_named(table_for().patterns, name)]
+        if views and _view_with_options(pattern) not in views:
             return f"{name!r} is the name of another view in ROOT_URLCONF"
     return ""
 
 
-def _view_of(pattern: Pattern) -> tuple[Any, Any]:
+def _view_with_options(pattern: Pattern) -> tuple[Any, Any]:
     *_, view = layers(pattern.callback)
     return view_class_of(view) or view, getattr(view, "view_initkwargs", None)
 
 
-def _found(guard: Guard, pattern: Pattern, known: Sequence[Pattern]) -> Iterator[GuardedRoute]:
+def _auto_route(guard: Guard, pattern: Pattern, table: RouteTable) -> GuardedRoute | None:
     if pattern.shown is None or why_not_found(guard, pattern):  # `guard_routes` shows the reason
-        return
+        return None
     kwargs = tuple(looked_up_by(guard, pattern.shown).values())[:1]
     try:
-        yield _route(guard, pattern, kwargs, known, _why_shared(pattern, kwargs, known))
+        return _make_route(guard, pattern, kwargs, table, _why_shared(pattern, kwargs, table))
     except Exception as error:  # skip this view; the other routes are still guarded
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
+        return None
 
 
-def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern]) -> str:
+def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], table: RouteTable) -> str:
     """Return why a request for the view may not look up its ``kwargs``; empty if each does that has them.
 
     Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
     """
-    for other in (each for each in known if each.callback is pattern.callback):
+    for other in (each for each in table.patterns if each.callback is pattern.callback):
         is_alike = not pattern.is_named or other.view_name == pattern.view_name
         looked_up = other.shown.looked_up.values() if other.shown is not None else ()
         if is_alike and {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
@@ -189,20 +186,19 @@ def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Patte
     return ""
 
 
-def _route(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], known: Sequence[Pattern], closed: str
+def _make_route(
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], table: RouteTable, reason: str
 ) -> GuardedRoute:
-    """Return the route of ``pattern``; ``closed`` is a reason that its view itself gives, empty if none."""
+    """Return the route of ``pattern``. ``reason``: why what its view looks up closes it; empty if it does not."""
     allowed, methods = allowed_methods(pattern.callback), frozenset(guard.methods)
     methods = methods if allowed is None else methods & allowed
-    closed = closed or why_closed(guard, pattern.callback)
-    return GuardedRoute(
-        guard, pattern, kwargs, methods, closed, closed or _why_not_at_door(guard, pattern, kwargs, methods, known)
-    )
+    closed = reason or why_closed(guard, pattern.callback)
+    not_at_door = closed or _why_not_at_door(guard, pattern, kwargs, methods, table)
+    return GuardedRoute(guard, pattern, kwargs, methods, closed, not_at_door)
 
 
 def _why_not_at_door(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], known: Sequence[Pattern]
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], methods: frozenset[str], table: RouteTable
 ) -> str:
     if not methods & {"GET", "HEAD"}:
         return "its guard and its view have neither GET nor HEAD in common"
@@ -215,98 +211,12 @@ def _why_not_at_door(
         return "the routers may choose one of several databases by the request"
     if pattern.fixed.intersection(kwargs):
         return "the URLconf sets the ID, not the path"
-    for each in (pattern, *overlapping(known, pattern)):
+    for each in (pattern, *overlapping(table.patterns, pattern)):
         if each.by_language:
             return f"{each.text} matches other paths in another language"
         if each.has_own_code:
             return f"code of the project's own reads the paths of {each.text}"
     return ""
-
-
-class AmbiguousKwargs(ConfigurationError):
-    """Several captured kwargs may carry the ID: one of them has to be named."""
-
-
-def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
-
-    Raises :class:`ConfigurationError` if a field has no such kwarg, and :class:`AmbiguousKwargs` if it has several.
-    """
-    captured = tuple(dict.fromkeys(captured))
-    where = route if route.startswith("@") else f"route {route!r}"
-    named = guard.routes.get(route, {}) if isinstance(guard.routes, Mapping) else {}
-    if isinstance(named, str):
-        named = {guard._meta.fields[0].name: named}
-    chosen = []
-    for field in guard._meta.fields:
-        wanted, similar = ([named[field.name]], []) if field.name in named else _usual_kwargs(guard, field)
-        found = [name for name in captured if name in wanted]
-        if not found:
-            raise ConfigurationError(
-                f"{where} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
-            )
-        if others := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
-            raise AmbiguousKwargs(
-                f"{where} captures {' and '.join((found[0], *others))}, and each may be the {field.name} of "
-                f"{guard.model._meta.label}"
-            )
-        chosen.append(found[0])
-    return tuple(chosen)
-
-
-def kwargs_of_view(
-    guard: Guard, view: Any, captured: Iterable[str], arg: str | Mapping[str, str] | None
-) -> tuple[str, ...]:
-    """Return the arguments of ``view``, under ``@guarded(arg=...)``, with the values of the lookup's fields.
-
-    Raises :class:`ConfigurationError` if a field has none, and as :func:`kwargs_for` does.
-    """
-    if arg is None:
-        return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
-    named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
-    if missing := [field.name for field in guard._meta.fields if field.name not in named]:
-        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
-    return tuple(named[field.name] for field in guard._meta.fields)
-
-
-def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str], list[str]]:
-    """Return the names of kwargs that usually carry ``field``, and of those that may carry it beside one of them."""
-    names, similar = [field.name, field.attname], []
-    if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):
-        model_name = str(guard.model._meta.model_name)
-        names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
-        similar = [model_name, f"{model_name}_{field.name}"]
-    return list(dict.fromkeys(names)), similar
-
-
-def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
-    """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
-
-    The message is the view's own: a site's 404 page may show it. Not for an event loop: it may render a template.
-    """
-    shown = route.pattern.shown
-    if shown is None:
-        message = f"No {route.guard.model._meta.object_name} matches the given query."
-    else:
-        name = shown.model._meta.verbose_name
-        message = gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
-    error = Http404(message)
-    try:
-        if settings.DEBUG:
-            return technical_404_response(request, error)
-        handler: Any = get_resolver(get_urlconf()).resolve_error_handler(404)
-        response: Any = handler(request, exception=error)
-        if not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None)):
-            response = response.render()
-        if isinstance(response, HttpResponseBase) and response.status_code < 500:
-            return response
-        route.guard._runtime.counters["error"]()
-    except Exception as failure:
-        route.guard._runtime.counters["error"]()
-        log_once.error(
-            failure, "bloomguard lets requests for %s pass: handler404 fails before the view", route.guard.name
-        )
-    return None
 
 
 #: `get_resolver`, a call nearer.
