@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
-from ..filters.layout import KeysSummary, Layout
+from ..filters.layout import Layout
 from ..guards import Guard
 from ..state.row import ARMED, State
 from ..stores import Generation, Store, stores
@@ -41,8 +41,8 @@ class FilterCopy(Rebuild):
         self._original: Generation | None = None
         self._from: State | None = None
 
-    def _summary(self) -> KeysSummary:
-        """Open the original; return the number of rows at its build."""
+    def _plan(self) -> tuple[int, Layout]:
+        """Open the original; return the number of rows at its build, and its layout."""
         name, alias = self.guard.name, self.origin.alias
         state, row = self.table.current(name), self.table.row(name)
         if self.origin.identity == self.store.identity:
@@ -59,24 +59,20 @@ class FilterCopy(Rebuild):
             self._original = open_active(self.guard, state, store=self.origin)
         except StoreError as error:
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
-        return KeysSummary(count=row.rows)
-
-    def _layout(self, summary: KeysSummary) -> Layout:
-        assert self._original is not None
         layout = self._original.layout
         if not layout.filter_class.plain_bits:
             raise RebuildError(
-                f"{self.guard.name}: a {layout.kind} filter cannot be copied while rows are written; run "
-                "rebuild_filter without --from-store"
+                f"{name}: a {layout.kind} filter cannot be copied while rows are written; run rebuild_filter without "
+                "--from-store"
             )
         refuse_without_room(self.guard, layout)
-        return layout
+        return row.rows, layout
 
     def prepare(self) -> None:
         """Create the copy and copy all bits: most of the work, done while the original still answers."""
         began = self._clock()
         made = self._create()
-        if self._seen != self._from:
+        if self._row != self._from:
             raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again")
         self._each_shard(lambda shard, frame: made.merge(shard, frame.body))
         made.seal()
@@ -95,7 +91,7 @@ class FilterCopy(Rebuild):
 
     def _each_shard(self, act: Callable[[int, Frame], object]) -> None:
         assert self._original is not None
-        shards, rows = self._original.layout.header.shards, self._expected.count
+        shards, rows = self._original.layout.header.shards, self._expected_rows
         for shard in range(shards):
             act(shard, self._original.read_shard(shard))
             self._progress(rows * (shard + 1) // shards, rows)
@@ -105,7 +101,7 @@ class FilterCopy(Rebuild):
         assert self._from is not None
         return self._from.source
 
-    def _why_fenced(self, seen: State) -> str:
+    def _why_fenced(self, before: State) -> str:
         return f"it is being copied from the store {self.origin.alias} to {self.store.alias}"
 
     def _log_fenced(self, reason: str) -> None:

@@ -12,28 +12,25 @@ from __future__ import annotations
 
 import logging
 import secrets
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from traceback import clear_frames
-from typing import Any
 
 from django.db import DatabaseError
-from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
-from ..filters.layout import KeysSummary, Layout
+from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.row import ARMED, FENCED, State, held_by_hand
+from ..state.row import FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
-from . import refusals, standby
-from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
+from . import refusals, row_changes, standby
+from .locks import refuse_if_alive, refuse_transaction, superseded, wait_for_writers
 from .pages import fill
-from .plan import Plan, Report, failure, growth_baseline, missing_table, plan_layout
+from .plan import Plan, Report, failure, missing_table, plan_layout
 from .proof import Proof
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck
@@ -48,7 +45,10 @@ class Rebuild:
 
     For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
     ``unless_held``: refuse if a user has fenced the guard by hand, maybe since the decision to rebuild it.
-    ``probes`` keys measure the error rate. :func:`run_all` calls :meth:`refuse` to :meth:`retire`, in their order.
+    ``probes`` keys measure the error rate.
+
+    :func:`run_all` calls :meth:`refuse`, :meth:`prepare`, :meth:`announce`, :meth:`wait_for_writers`, :meth:`complete`
+    and :meth:`retire`, in this order, and :meth:`withdraw` if one of them fails.
     """
 
     def __init__(
@@ -65,13 +65,15 @@ class Rebuild:
         self.guard, self._progress = guard, progress
         self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
-        self._last_heartbeat, self._name = clock(), ""
+        #: The generation, since :meth:`prepare` or :meth:`announce`; what the store had before, and the rows expected.
+        self._name = ""
         self._generation: Generation | None = None
-        self._stored: Sequence[str] = ()
-        self._seen = State(guard.name)
-        self._mine: State | None = None
-        self._seconds, self._expected = 0.0, KeysSummary(count=0)
+        self._names_before: Sequence[str] = ()
+        self._expected_rows = 0
         self._checks: list[PublishCheck] = []
+        #: The state row as it was then; since :meth:`announce`, the one that names the generation.
+        self._row = State(guard.name)
+        self._last_heartbeat, self._seconds = clock(), 0.0
         self.published = self._is_lost = False
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
@@ -91,18 +93,21 @@ class Rebuild:
         """What is read; raises :class:`RebuildError`."""
         return Sources(self.guard)
 
+    @property
+    def is_building(self) -> bool:
+        """Whether the generation is announced, and not published yet."""
+        return self._name != "" and self._row.building == self._name and not self.published
+
     def plan(self) -> Plan:
         """Return what :meth:`run` would make. Raises :class:`RebuildError`, with figures, if it does not fit."""
-        self._refuse(lambda reason: None)
-        summary = self._summary()
-        layout = self._layout(summary)
-        return Plan.of(layout, guard=self.guard.name, rows=summary.count, shards=layout.header.shards)
+        self._check_refusals(fence=False)
+        rows, layout = self._plan()
+        return Plan.of(layout, guard=self.guard.name, rows=rows, shards=layout.header.shards)
 
-    def _summary(self) -> KeysSummary:
-        return self.sources.summary()
-
-    def _layout(self, summary: KeysSummary) -> Layout:
-        return plan_layout(self.guard, summary)
+    def _plan(self) -> tuple[int, Layout]:
+        """Return the expected number of rows, and the layout of a generation for them."""
+        summary = self.sources.summary()
+        return summary.count, plan_layout(self.guard, summary)
 
     def run(self) -> Report:
         """Build and publish. Raises :class:`RebuildError`; then the previous generation stays active."""
@@ -114,18 +119,19 @@ class Rebuild:
     def refuse(self) -> None:
         """Raise :class:`RebuildError`, and fence the guard, if a filter could deny rows that exist."""
         refuse_transaction(self.sources.aliases)
-        self._refuse(partial(self.table.fence, self.guard.name))
+        self._check_refusals(fence=True)
         for source in self.sources:
             if denied := refusals.unreadable_columns(self.guard, source.connection):
                 raise RebuildError(f"{self.guard.name}: {denied}")
 
-    def _refuse(self, fence: Callable[[str], None]) -> None:
+    def _check_refusals(self, *, fence: bool) -> None:
         found = list(refusals.declaration_refusals(self.guard))
         for source in self.sources:
             self._send_heartbeats()  # each takes some 10 ms, and there may be thousands
             found += refusals.database_refusals(self.guard, source.connection)
         if found := list(dict.fromkeys(found)):
-            fence("; ".join(each.reason for each in found))
+            if fence:
+                self.table.fence(self.guard.name, "; ".join(each.reason for each in found))
             raise RebuildError(f"{self.guard.name}: {' '.join(map(str, found))}")
 
     def prepare(self) -> None:
@@ -141,35 +147,62 @@ class Rebuild:
             made = self._create()
             if marks := self.sources.marks():
                 made.add(marks)  # no process has opened it yet
-        self._mine = self._announce(self._seen)
-        standby.sweep(self.guard, self._stored, self._mine)
+        self._row = self._name_generation(self._row)
+        standby.sweep(self.guard, self._names_before, self._row)
         self._seconds += self._clock() - began
-
-    def _changed(self, seen: State, **changes: Any) -> State:
-        """Change the row as :meth:`StateTable.swap` does; raises :class:`BuilderBusy` if it is not as ``seen``."""
-        after = self.table.swap(seen, **changes)
-        if after is None:
-            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
-        return after
 
     def _create(self) -> Generation:
         refuse_transaction(self.sources.aliases)
-        self._expected = self._summary()
+        self._expected_rows, layout = self._plan()
         count = len(self.sources)
         self._checks = [PublishCheck(source, self._sleep, self._probes, count) for source in self.sources]
-        layout = self._layout(self._expected)
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.
-        seen = self.table.current(self.guard.name)
-        if seen.building:
-            refuse_if_alive(self.table, seen)
+        row = self.table.current(self.guard.name)
+        if row.building:
+            refuse_if_alive(self.table, row)
         held = held_by_hand(self.table.row(self.guard.name)) if self._unless_held else ""
         if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
-        self._seen, self._stored = seen, self.store.names(self.guard.name)
-        self._name = standby.prefix_of(seen.here) + secrets.token_hex(12)
+        self._row, self._names_before = row, self.store.names(self.guard.name)
+        self._name = standby.prefix_of(row.here) + secrets.token_hex(12)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         return self._generation
+
+    def _name_generation(self, before: State) -> State:
+        """Name the generation in the row; return the new row. Raises :class:`BuilderBusy` if it is not as ``before``.
+
+        For a lease some process still answers by the row ``before``: if this is a fence, no writer commits till then.
+        """
+        if not (identity := self.store.identity):
+            raise StoreError(f"the store {self.store.alias!r} has no identity, so no filter in it could be trusted")
+        if self._generation is not None and self._generation.identity not in ("", identity):
+            # The connection that created it still leads to the server from before a failover.
+            raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
+        changes, reason, source = row_changes.announced(self.guard, self._name), "", self._source()
+        if row_changes.is_elsewhere(self.guard, before, identity, source):
+            reason = self._why_fenced(before) if before.active and before.status != FENCED else ""
+            changes = {**row_changes.moved(identity, source, reason), **changes}
+        after = self.table.swap(before, **changes)
+        if after is None:
+            raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
+        if reason:
+            self._log_fenced(reason)
+        return after
+
+    def _source(self) -> str:
+        if (found := self.guard._meta.place.source(self.sources.aliases[0])) is not None:
+            return found
+        why = missing_table(self.guard) or "cannot find out which schema its table is in; see the log"
+        raise RebuildError(f"{self.guard.name}: {why}")
+
+    def _why_fenced(self, before: State) -> str:
+        if not before.is_ours or not before.is_in(self.store.identity):
+            return before.describe_location(self.store)
+        return "the guard's options have changed, or the database, schema or table of its rows"
+
+    def _log_fenced(self, reason: str) -> None:
+        self.table.log_fenced(self.guard.name, reason)
 
     def wait_for_writers(self) -> None:
         """Wait for transactions from before the announcement; call it :data:`EXPIRY_SECONDS` after that."""
@@ -179,20 +212,19 @@ class Rebuild:
             self._send_heartbeats()  # a writer may take longer than the time after which a builder counts as dead
 
         for source in self.sources:
-            source.proof = Proof.of(source.using, self.table, self._mine.database if self._mine else "")
+            source.proof = Proof.of(source.using, self.table, self._row.database)
             wait_for_writers(source.using, self.guard._meta.tables, sleep, source.proof)
 
     def complete(self) -> Report:
         """Scan, verify and publish."""
         assert self._generation is not None
-        assert self._mine is not None
         began = self._clock()
         self.refuse()  # again: only since the announcement does a change of the table fence this build
-        rows = self._fill(self._generation, self._expected.count)
+        rows = self._fill(self._generation, self._expected_rows)
         self._generation.seal()
         verified = sum(check.verify_rows(self._generation) for check in self._checks)
         measured = self._checks[0].error_rate(self._generation)
-        self._publish(self._mine, rows, measured)
+        self._publish(rows, measured)
         self.published = True
         return Report.of(
             self._generation.layout,
@@ -218,8 +250,8 @@ class Rebuild:
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
-    def former(self) -> State | None:
-        """Return the state row if its active generation is the one that this rebuild has published."""
+    def row_published(self) -> State | None:
+        """Return the state row as it is now, if its active generation is the one that this rebuild has published."""
         if not self.published:
             return None
         try:
@@ -235,10 +267,10 @@ class Rebuild:
 
     def heartbeat(self) -> None:
         """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
-        if self._mine is not None and not self.published and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+        if self.is_building and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
             self._last_heartbeat = self._clock()
             try:
-                self._is_lost = not self.table.heartbeat(self._mine)
+                self._is_lost = not self.table.heartbeat(self._row)
             except DatabaseError as error:  # if another builder has taken over meanwhile, the publication fails
                 logger.info("bloomguard could not record that the build of %s is running: %s", self.guard.name, error)
 
@@ -248,49 +280,6 @@ class Rebuild:
             one.heartbeat()
         if self._is_lost:
             raise superseded(self.table, self.guard.name)
-
-    def _announce(self, seen: State) -> State:
-        if not (identity := self.store.identity):
-            raise StoreError(f"the store {self.store.alias!r} has no identity, so no filter in it could be trusted")
-        if self._generation is not None and self._generation.identity not in ("", identity):
-            # The connection that created it still leads to the server from before a failover.
-            raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
-        changes = {"building": self._name, "builder": builder_id(), "builder_seen_at": timezone.now()}
-        reason = ""
-        if self._is_elsewhere(seen, identity):
-            # For a lease some process answers by the older row: as after every fence, writers commit when none does.
-            reason = self._why_fenced(seen) if seen.active and seen.status != FENCED else ""
-            place = {"active": "", "identity": identity, "host": socket.gethostname(), "source": self._source()}
-            changes = {**self.table.fenced_values(reason), **place, **changes}
-            if not reason:
-                del changes["reason"]  # that of an earlier fence, maybe by a user
-        after = self._changed(seen, **changes, **self._built_for())
-        if reason:
-            self._log_fenced(reason)
-        return after
-
-    def _why_fenced(self, seen: State) -> str:
-        if not seen.is_ours or not seen.is_in(self.store.identity):
-            return seen.describe_location(self.store)
-        return "the guard's options have changed, or the database, schema or table of its rows"
-
-    def _log_fenced(self, reason: str) -> None:
-        self.table.log_fenced(self.guard.name, reason)
-
-    def _is_elsewhere(self, seen: State, identity: str) -> bool:
-        """Return whether the generations of ``seen`` are in another store, or of other rows or keys."""
-        is_of_others = any(getattr(seen, name) not in ("", value) for name, value in self._built_for().items())
-        return is_of_others or not seen.is_in(identity) or not seen.is_ours or seen.source != self._source()
-
-    def _built_for(self) -> dict[str, str]:
-        meta = self.guard._meta
-        return {"tables": "\n".join(sorted(meta.tables)), "definition": meta.definition_hash}
-
-    def _source(self) -> str:
-        if (found := self.guard._meta.place.source(self.sources.aliases[0])) is not None:
-            return found
-        why = missing_table(self.guard) or "cannot find out which schema its table is in; see the log"
-        raise RebuildError(f"{self.guard.name}: {why}")
 
     def _fill(self, generation: Generation, expected: int) -> int:
         def read(done: int) -> None:
@@ -307,26 +296,11 @@ class Rebuild:
             )
         return rows
 
-    def _publish(self, mine: State, rows: int, measured: float) -> None:
+    def _publish(self, rows: int, measured: float) -> None:
         assert self._generation is not None
-        layout = self._generation.layout
-        published = self.table.swap(
-            mine,
-            active=mine.building,
-            standby=mine.active if mine.status == ARMED else "",  # a fenced one lacks rows, and answers nothing
-            standby_until=None,
-            building="",
-            builder="",
-            status=ARMED,
-            rows=rows,
-            published_at=timezone.now(),
-            kind=layout.kind,
-            capacity=layout.capacity,
-            bytes=layout.total_bytes,
-            error_rate_measured=measured,
-            reason="",
-            **growth_baseline(self.table.row(mine.name)),
-        )
+        row = self.table.row(self.guard.name)
+        changes = row_changes.published(self._row, row, self._generation.layout, rows, measured)
+        published = self.table.swap(self._row, **changes)
         if published is None:
             raise superseded(self.table, self.guard.name)
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
@@ -338,13 +312,6 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     If one fails, even by the project's own code, the others go on. On Ctrl-C unfinished generations are removed first.
     """
     outcomes: dict[Rebuild, Report | RebuildError] = {}
-    waited = 0.0
-
-    def wait(waiting: Callable[[], object]) -> None:
-        nonlocal waited
-        began = time.monotonic()
-        waiting()
-        waited += time.monotonic() - began
 
     def each(step: Callable[[Rebuild], object]) -> None:
         """Take the step with each rebuild that goes on."""
@@ -366,13 +333,17 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(lambda one: one.refuse())
         each(lambda one: one.prepare())
         each(lambda one: one.announce())
+        began = time.monotonic()
         if len(outcomes) < len(rebuilds):
-            wait(lambda: sleep(EXPIRY_SECONDS))
-        wait(lambda: each(lambda one: one.wait_for_writers()))
+            sleep(EXPIRY_SECONDS)
+        each(lambda one: one.wait_for_writers())
+        waited = time.monotonic() - began
         each(lambda one: one.complete())
-        retiring = [(one, state) for one in rebuilds if (state := one.former()) is not None]
+        retiring = [(one, state) for one in rebuilds if (state := one.row_published()) is not None]
+        began = time.monotonic()
         if any(state.standby for _, state in retiring):
-            wait(lambda: sleep(EXPIRY_SECONDS))
+            sleep(EXPIRY_SECONDS)
+        waited += time.monotonic() - began
         for one, state in retiring:
             one.retire(state)
     except BaseException as error:

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import BaseCommand, CommandError, call_command
 from django.db import OperationalError, connection, connections, models
 from django.test.utils import isolate_apps
+from django.utils import timezone
 
 from bloomguard import management
 from bloomguard.exceptions import StoreUnavailable
@@ -249,7 +250,7 @@ def test_one_that_fails_does_not_hide_the_others(monkeypatch):
     """Of several guards, those that could be built are built and reported; the exit code tells that one was not."""
     table = states.table
     seen = table.current("order")
-    table.swap(seen, building="theirs", builder="elsewhere/1", builder_seen_at=rebuild.timezone.now())
+    table.swap(seen, building="theirs", builder="elsewhere/1", builder_seen_at=timezone.now())
     out = io.StringIO()
 
     with pytest.raises(CommandError, match="order is being built by process 1 on elsewhere") as raised:
@@ -309,14 +310,14 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
 
 
 def test_a_database_that_fails_stops_no_other_guard(monkeypatch):
-    real = Rebuild._summary
+    real = Rebuild._plan
 
-    def summary(self):
+    def plan(self):
         if self.guard.name == "order":
             raise OperationalError("no such server")
         return real(self)
 
-    monkeypatch.setattr(Rebuild, "_summary", summary)
+    monkeypatch.setattr(Rebuild, "_plan", plan)
     with pytest.raises(CommandError, match=r"^order: no such server$"):
         run("product", "order")
 
@@ -445,7 +446,7 @@ def test_if_needed_clears_away_what_was_kept_long_enough():
     run("product")
     run("product", "--keep-standby", "1h")
     kept = len(stores["default"].names("product"))
-    past = rebuild.timezone.now() - timedelta(seconds=1)
+    past = timezone.now() - timedelta(seconds=1)
     states.table.swap(states.table.current("product"), standby_until=past)
 
     run("product", "--if-needed")

@@ -386,7 +386,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
             connections[database.current].close()
 
     writer = threading.Thread(target=write)
-    announce = Rebuild._announce
+    announce = Rebuild._name_generation
 
     def announced(self, seen):
         # SQLite has one writer at a time, so there it is the announcement that waits for the transaction.
@@ -399,7 +399,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
     def settled(seconds):
         go_on.set()
 
-    monkeypatch.setattr(Rebuild, "_announce", announced)
+    monkeypatch.setattr(Rebuild, "_name_generation", announced)
     if connections[database.current].vendor == "sqlite":
         writer.start()
         written.wait(60)
@@ -696,13 +696,13 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
 def test_of_two_who_announce_at_once_one_gives_way(built, clock, monkeypatch):
     """Whoever finds the row changed since it looked has lost the race, and leaves nothing."""
     rebuilder = Rebuild(registry["product"], sleep=clock.sleep)
-    announce = rebuilder._announce
+    announce = rebuilder._name_generation
 
     def late(seen):
         announced_by("elsewhere/1")
         return announce(seen)
 
-    monkeypatch.setattr(rebuilder, "_announce", late)
+    monkeypatch.setattr(rebuilder, "_name_generation", late)
 
     with pytest.raises(BuilderBusy, match="at the same moment"):
         rebuilder.run()

@@ -308,7 +308,7 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
 @mutant(1)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
-    return _hurried(lambda one: one._mine is not None and not one.published)
+    return _hurried(lambda one: one.is_building)
 
 
 @mutant(279)

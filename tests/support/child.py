@@ -17,7 +17,7 @@ from typing import Any
 
 #: Where a rebuild can be stopped, in their order.
 STEPS = {
-    "announcing": "bloomguard.rebuild:Rebuild._announce",
+    "announcing": "bloomguard.rebuild:Rebuild._name_generation",
     "sweeping": "bloomguard.rebuild.standby:sweep",
     "waiting": "bloomguard.rebuild:Rebuild.wait_for_writers",
     "scanning": "bloomguard.rebuild.source:Source._fetch",
