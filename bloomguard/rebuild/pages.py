@@ -208,16 +208,15 @@ def fill(generation: Generation, pages: Generator[KeyPage], progress: Callable[[
 
     ``progress(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
     """
+
+    def add(page: KeyPage) -> int:
+        generation.add_many(page.keys)
+        return page.rows
+
     rows = 0
     # Close the pages here, not when they are collected: their connection may be closed by then.
-    with ThreadPoolExecutor(1) as hasher, closing(pages):
-        pending: Future[None] | None = None
-        for page in pages:
-            rows += page.rows
-            if pending is not None:
-                pending.result()
-            pending = hasher.submit(lambda page: generation.add_many(page.keys), page)
+    with closing(pages), closing(overlapped(add, pages)) as added:
+        for more in added:
+            rows += more
             progress(rows)
-        if pending is not None:
-            pending.result()
     return rows

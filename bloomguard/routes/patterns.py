@@ -189,28 +189,27 @@ def root_urlconf() -> Any:
 
 def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     """Yield every pattern of ``urlconf`` (default ``ROOT_URLCONF``) in Django's order, including those of includes."""
-
-    def walk(
-        resolver: URLResolver, steps: tuple[Step, ...], namespaces: tuple[str, ...], fixed: frozenset[str]
-    ) -> Iterator[Pattern]:
-        for entry in resolver.url_patterns:
-            chain = (*steps, entry.pattern)
-            if isinstance(entry, URLResolver):
-                inner = (*namespaces, entry.namespace) if entry.namespace else namespaces
-                yield from walk(entry, chain, inner, fixed | set(entry.default_kwargs))
-            elif isinstance(entry, URLPattern):
-                captured = tuple(name for step in chain for name in step.regex.groupindex)
-                yield Pattern(
-                    ":".join((*namespaces, entry.name or entry.lookup_str)),
-                    bool(entry.name),
-                    chain,
-                    captured,
-                    fixed | set(entry.default_args),
-                    entry.callback,
-                )
-
     root = get_resolver(root_urlconf() if urlconf is None else urlconf)
-    yield from walk(root, (root.pattern,), (), frozenset())
+    yield from _patterns_in(root, (root.pattern,), (), frozenset())
+
+
+def _patterns_in(
+    resolver: URLResolver, steps: tuple[Step, ...], namespaces: tuple[str, ...], fixed: frozenset[str]
+) -> Iterator[Pattern]:
+    for entry in resolver.url_patterns:
+        chain = (*steps, entry.pattern)
+        if isinstance(entry, URLResolver):
+            inner = (*namespaces, entry.namespace) if entry.namespace else namespaces
+            yield from _patterns_in(entry, chain, inner, fixed | set(entry.default_kwargs))
+        elif isinstance(entry, URLPattern):
+            yield Pattern(
+                view_name=":".join((*namespaces, entry.name or entry.lookup_str)),
+                is_named=bool(entry.name),
+                steps=chain,
+                captured=tuple(name for step in chain for name in step.regex.groupindex),
+                fixed=fixed | set(entry.default_args),
+                callback=entry.callback,
+            )
 
 
 def patterns_named(known: Iterable[Pattern], name: str) -> list[Pattern]:
