@@ -1,25 +1,13 @@
-"""The site's own 404 as bytes: run probes, compare their responses, and build the page that the door sends."""
+"""The site's own 404 as bytes: compare the responses to probes, and build the page that the door sends."""
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
-from asyncio import _get_running_loop
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from contextvars import copy_context
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeVar
 
-from django.db import connections
-from django.urls import set_script_prefix
-
-from ..lookups.context import PROBE, contexts
-
-Result = TypeVar("Result")
 Headers = tuple[tuple[str, str], ...]
 
 _CSP = ("content-security-policy", "content-security-policy-report-only")
@@ -180,50 +168,3 @@ def _sent(headers: Headers) -> Headers:
     if any(name.lower() == "cache-control" for name, _ in found):
         return found
     return (*found, ("Cache-Control", "no-store"))
-
-
-# -- run the probes
-
-
-def run_probe(run: Callable[[], Result]) -> Result:
-    """Call ``run`` as a probe, in a copy of the context: what it activates, such as a language, does not stay active.
-
-    If an event loop runs in this thread, Django forbids database queries here, so another thread calls ``run``.
-    """
-
-    def probe() -> Result:
-        contexts.set(PROBE)
-        set_script_prefix("/")
-        with _connections_closed(), _no_warnings():
-            return run()
-
-    if _get_running_loop() is None:
-        return copy_context().run(probe)
-    with ThreadPoolExecutor(1, "bloomguard-probes") as pool:
-        return pool.submit(probe).result()
-
-
-@contextmanager
-def _connections_closed() -> Iterator[None]:
-    """Close the connections that the block opens."""
-    before = {alias for alias in connections if connections[alias].connection is not None}
-    try:
-        yield
-    finally:
-        for alias in set(connections) - before:
-            connections[alias].close()
-
-
-@contextmanager
-def _no_warnings() -> Iterator[None]:
-    """Keep ``Not Found`` of probes out of the log; errors are still logged."""
-
-    def is_logged(record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.ERROR or contexts.get() is not PROBE
-
-    django = logging.getLogger("django.request")
-    django.addFilter(is_logged)
-    try:
-        yield
-    finally:
-        django.removeFilter(is_logged)

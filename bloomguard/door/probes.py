@@ -12,8 +12,11 @@ import logging
 import random
 import re
 import uuid
+from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
@@ -31,18 +34,21 @@ from django.db import connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.http import HttpRequest, HttpResponse
 from django.http.request import split_domain_port
-from django.urls import NoReverseMatch, Resolver404, resolve, reverse
+from django.urls import NoReverseMatch, Resolver404, resolve, reverse, set_script_prefix
 from django.utils.crypto import get_random_string
 
 from ..guards.fields import kind_of, value_field
+from ..lookups.context import PROBE, contexts
 from ..routes.table import NO_ID
-from .page import DoorClosed, NotFoundPage, ProbeResponse, make_page, run_probe
+from .page import DoorClosed, NotFoundPage, ProbeResponse, make_page
 from .paths import DoorRoute
 
 logger = logging.getLogger("bloomguard")
 
 #: (host, scheme) -> page.
 Pages = dict[tuple[str, str], NotFoundPage]
+#: The routes that were probed, and the pages.
+_Found = tuple[list[DoorRoute], Pages]
 
 #: Each host costs dozens of requests at start.
 MOST_HOSTS = 100
@@ -90,14 +96,18 @@ def hosts() -> list[str]:
     return valid[:MOST_HOSTS]
 
 
-def take_pages(handler: BaseHandler, routes: list[DoorRoute]) -> tuple[list[DoorRoute], Pages]:
+def take_pages(handler: BaseHandler, routes: list[DoorRoute]) -> _Found:
     """Return the routes that were probed, and the page of each host and scheme that responds with a plain 404.
 
     Raises :class:`DoorClosed` if there is no such page, or if two responses differ.
     """
     run = Probes(handler, routes).run
-    # One event loop for all probes: with one loop per probe they take 50% longer.
-    return run_probe(async_to_sync(sync_to_async(run)) if isinstance(handler, ASGIHandler) else run)
+    if isinstance(handler, ASGIHandler):  # one event loop for all probes: with one loop per probe they take 50% longer
+        run = async_to_sync(sync_to_async(run))
+    if _get_running_loop() is None:  # in a copy of the context: a language that a probe activates does not stay active
+        return copy_context().run(_as_probe, run)
+    with ThreadPoolExecutor(1, "bloomguard-probes") as pool:  # Django forbids database queries where a loop runs
+        return pool.submit(_as_probe, run).result()
 
 
 class Probes:
@@ -108,7 +118,7 @@ class Probes:
         self._routes = routes
         self._paths: dict[DoorRoute, str] = {}
 
-    def run(self) -> tuple[list[DoorRoute], Pages]:
+    def run(self) -> _Found:
         """See :func:`take_pages`."""
         names = hosts()
         if not names:
@@ -335,3 +345,39 @@ def table_names(sent: list[str]) -> str:
     """Return the tables in the statements, for messages: the statements themselves may contain values."""
     found = re.findall(r'\b(?:FROM|JOIN|INTO|UPDATE)\s+["`\[]?([\w.$]+)', " ".join(sent), re.IGNORECASE)
     return ", ".join(dict.fromkeys(found)) or "it"
+
+
+# -- the context of the probes
+
+
+def _as_probe(run: Callable[[], _Found]) -> _Found:
+    contexts.set(PROBE)
+    set_script_prefix("/")
+    with _connections_closed(), _no_warnings():
+        return run()
+
+
+@contextmanager
+def _connections_closed() -> Iterator[None]:
+    """Close the connections that the block opens."""
+    before = {alias for alias in connections if connections[alias].connection is not None}
+    try:
+        yield
+    finally:
+        for alias in set(connections) - before:
+            connections[alias].close()
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Keep ``Not Found`` of probes out of the log; errors are still logged."""
+
+    def is_logged(record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.ERROR or contexts.get() is not PROBE
+
+    django = logging.getLogger("django.request")
+    django.addFilter(is_logged)
+    try:
+        yield
+    finally:
+        django.removeFilter(is_logged)

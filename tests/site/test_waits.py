@@ -21,7 +21,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 #: Whoever waits there is no request and no write: it is the work of the thread itself, done by another one, or the
 #: probes of a start, which send requests to the site's own views.
 WITHOUT_A_LIMIT = {
-    ("door/page.py", "pool.submit(probe).result()"),
+    ("door/probes.py", "pool.submit(_as_probe, run).result()"),
     ("rebuild/pages.py", "pending.result()"),
 }
 #: What may take long, and is done under no lock but one that is waited for with a limit.
