@@ -32,7 +32,8 @@ from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
 from .kwargs import AmbiguousKwargs, kwargs_for, kwargs_of_view
-from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers
+from .middleware_place import ELSEWHERE, LAST, MISSING, guards_place
+from .openness import guarded_views, layers
 from .patterns import Pattern
 from .table import NO_ID, GuardedRoute, RouteTable, table_for
 
