@@ -211,7 +211,7 @@ def quick_builds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return
     monkeypatch.setattr(refusals, "database_refusals", lambda *arguments: [])
     monkeypatch.setattr(PublishCheck, "verify_rows", lambda *arguments: 0)
-    monkeypatch.setattr(PublishCheck, "error_rate", lambda *arguments: 0.0)
+    monkeypatch.setattr(rebuild, "check_error_rate", lambda *arguments: 0.0)
 
 
 @pytest.fixture

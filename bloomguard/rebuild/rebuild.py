@@ -33,7 +33,7 @@ from .pages import fill
 from .plan import Plan, Report, failure, missing_table, plan_layout
 from .proof import Proof
 from .sources import Sources
-from .verify import PROBES, Progress, PublishCheck
+from .verify import PROBES, Progress, PublishCheck, check_error_rate
 
 logger = logging.getLogger("bloomguard")
 
@@ -154,8 +154,7 @@ class Rebuild:
     def _create(self) -> Generation:
         refuse_transaction(self.sources.aliases)
         self._expected_rows, layout = self._plan()
-        count = len(self.sources)
-        self._checks = [PublishCheck(source, self._sleep, self._probes, count) for source in self.sources]
+        self._checks = [PublishCheck(source, self._sleep, len(self.sources)) for source in self.sources]
         # In this order: another builder lists the store, changes the row, then sweeps. If its list has what we create
         # after reading the row, the row has changed since we read it, and our announcement fails.
         row = self.table.current(self.guard.name)
@@ -223,7 +222,7 @@ class Rebuild:
         rows = self._fill(self._generation, self._expected_rows)
         self._generation.seal()
         verified = sum(check.verify_rows(self._generation) for check in self._checks)
-        measured = self._checks[0].error_rate(self._generation)
+        measured = check_error_rate(self.guard, self._generation, self._probes)
         self._publish(rows, measured)
         self.published = True
         return Report.of(

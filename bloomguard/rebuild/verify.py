@@ -223,13 +223,11 @@ class PublishCheck:
       added them.
     - 10,000 random rows, of all scopes together.
 
-    Other rows that changed during the build are read no more often than any. The error rate is measured with random
-    absent keys; chance deviations are allowed for.
+    Other rows that changed during the build are read no more often than any.
     """
 
-    def __init__(self, source: Source, sleep: Callable[[float], None], probes: int = PROBES, sources: int = 1) -> None:
-        self.source, self._share = source, sources
-        self._sleep, self._probes = sleep, probes
+    def __init__(self, source: Source, sleep: Callable[[float], None], sources: int = 1) -> None:
+        self.source, self._sleep, self._sources = source, sleep, sources
         self._newest = source.end("-pk")
 
     def verify_rows(self, generation: Generation) -> int:
@@ -253,18 +251,6 @@ class PublishCheck:
             )
         return read
 
-    def error_rate(self, generation: Generation) -> float:
-        """Return the share of absent keys that pass; raises :class:`RebuildError` if it is too large."""
-        promised = generation.layout.error_rate
-        measured = generation.measure_error_rate(self._probes)
-        # Allow six standard deviations, and a few keys if almost none are expected.
-        if measured > promised + 6 * sqrt(promised / self._probes) + 5 / self._probes:
-            raise RebuildError(
-                f"{self.source.guard.name}: the new generation lets {measured:.4%} of absent keys pass where "
-                f"{promised:.4%} were promised, and was not published; run it again"
-            )
-        return measured
-
     @staticmethod
     def _absent(generation: Generation, keys: list[bytes]) -> list[bytes]:
         trips = (keys[start : start + _KEYS_A_TRIP] for start in range(0, len(keys), _KEYS_A_TRIP))
@@ -287,4 +273,16 @@ class PublishCheck:
         if last != self._newest:
             newest = rows if self._newest is None else rows.filter(pk__gt=self._newest)
             yield from newest.order_by("pk").values_list(*names)[:NEWEST_ROWS]
-        yield from self.source.random_values(RANDOM_ROWS // self._share)
+        yield from self.source.random_values(RANDOM_ROWS // self._sources)
+
+
+def check_error_rate(guard: Guard, generation: Generation, probes: int = PROBES) -> float:
+    """Return the share of random absent keys that pass; raises :class:`RebuildError` if it is too large."""
+    promised, measured = generation.layout.error_rate, generation.measure_error_rate(probes)
+    # Allow six standard deviations, and a few keys if almost none are expected.
+    if measured > promised + 6 * sqrt(promised / probes) + 5 / probes:
+        raise RebuildError(
+            f"{guard.name}: the new generation lets {measured:.4%} of absent keys pass where {promised:.4%} were "
+            "promised, and was not published; run it again"
+        )
+    return measured

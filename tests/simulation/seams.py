@@ -68,6 +68,7 @@ def install() -> None:
         secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
         plan_layout=lambda guard, summary: World.current.layout,
         PublishCheck=Unproved,
+        check_error_rate=lambda guard, generation, probes: 0.0,
         refusals=SimpleNamespace(
             declaration_refusals=lambda guard: (),
             database_refusals=lambda guard, connection: (),
@@ -114,11 +115,8 @@ class AtOnce(Executor):
 class Unproved:
     """Instead of the proof before publishing: nothing but the protocol is to keep rows."""
 
-    def __init__(self, source: Any, sleep: Any, probes: int, sources: int) -> None:
+    def __init__(self, source: Any, sleep: Any, sources: int) -> None:
         pass
 
     def verify_rows(self, generation: Any) -> int:
         return 0
-
-    def error_rate(self, generation: Any) -> float:
-        return 0.0
