@@ -76,7 +76,7 @@ def is_alive(table: StateTable, seen: State) -> bool:
     """
     host, _, pid = seen.builder.rpartition("/")
     is_dead = abs(_silence(table, seen)) > timedelta(seconds=DEAD_AFTER_SECONDS)
-    return not is_dead and (host != socket.gethostname() or _runs(int(pid)))
+    return not is_dead and (host != socket.gethostname() or _is_running(int(pid)))
 
 
 def _silence(table: StateTable, seen: State) -> timedelta:
@@ -84,7 +84,7 @@ def _silence(table: StateTable, seen: State) -> timedelta:
     return now - (row.builder_seen_at or now) if row is not None else timedelta()
 
 
-def _runs(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     if os.name == "nt":
         return True  # its heartbeat decides: on Windows, signal 0 is Ctrl-C
     try:

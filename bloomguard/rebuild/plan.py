@@ -100,7 +100,7 @@ def attempt(guard: Guard, work: Callable[[], Result]) -> Result | RebuildError:
 
 
 def missing_table(guard: Guard) -> str:
-    """Return that the table of ``guard`` does not exist, and the cure; empty if it does, or if nobody can tell."""
+    """Return a message that the table of ``guard`` does not exist, with the cure; empty if it does or may exist."""
     meta = guard.model._meta
     if guard.scope is not None or '"' in meta.db_table:  # the latter may name a schema
         return ""

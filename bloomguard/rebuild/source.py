@@ -103,7 +103,7 @@ class Source:
                 "normalize() raise ValueError for a value that has no normal form; or look rows up by another field"
             ) from None
 
-    def _every(self) -> models.QuerySet[Any]:
+    def _all_rows(self) -> models.QuerySet[Any]:
         """Return all rows, alive or not."""
         return models.QuerySet(self.guard.model, using=self.using)
 
@@ -113,8 +113,8 @@ class Source:
             return KeysSummary(count=self._count())
         # The range of all rows, alive or not, is read from the ends of an index; that of the alive rows would take a
         # scan. One query for each end: SQLite answers MIN or MAX alone from the index, and scans for both together.
-        every, field = self._every(), self.guard._meta.fields[0].attname
-        keys = [self.key([every.aggregate(end=end(field))["end"]]) for end in (Min, Max)]
+        rows, field = self._all_rows(), self.guard._meta.fields[0].attname
+        keys = [self.key([rows.aggregate(end=end(field))["end"]]) for end in (Min, Max)]
         low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
         # The table has no rows, or only NULL, or numbers from 2**63 on in an unsigned column of MySQL.
         if None in keys or low > high:
@@ -131,11 +131,11 @@ class Source:
                     tuples = int(cursor.fetchone()[0] or 0)
                 if tuples > _COUNT_BELOW:
                     return tuples
-            if self._dense(low, high):
+            if self._is_dense(low, high):
                 return high - low + 1
         return self.rows().count()
 
-    def _dense(self, low: int, high: int) -> bool:
+    def _is_dense(self, low: int, high: int) -> bool:
         """Return whether a large table has nearly every integer from ``low`` to ``high``, judged by samples.
 
         If so, the size of the range is a close upper bound on the number of rows; COUNT takes as long as a scan.
@@ -149,7 +149,7 @@ class Source:
 
     def end(self, order: str) -> Any:
         """Return the first primary key of all rows, alive or not, by its index; ``order`` is ``pk`` or ``-pk``."""
-        return self._every().filter(pk__isnull=False).order_by(order).values_list("pk", flat=True).first()
+        return self._all_rows().filter(pk__isnull=False).order_by(order).values_list("pk", flat=True).first()
 
     def all_values(self, size: int, after: Any = None) -> Generator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time.
@@ -157,10 +157,10 @@ class Source:
         ``after``: only for rows with a greater primary key.
         """
         names, end = self.guard._meta.attnames, after
-        if not self._has_pages():
+        if not self._is_paged():
             yield from fresh_rows(self.rows().values_list(*names), size, self.proof)
             return
-        rows, kind = self._by_pk(), str(kind_of(self.guard.model._meta.pk))
+        rows, kind = self._rows_with_pk(), str(kind_of(self.guard.model._meta.pk))
         plain = str if kind == "uuid" and self.connection.vendor != "postgresql" else python_type_of(kind)
         pages = rows.order_by("bloomguard_pk").values_list(*names, "bloomguard_pk")
         while True:
@@ -174,16 +174,16 @@ class Source:
                 break
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
-            if self._has_several(end):
+            if self._is_shared(end):
                 yield from fresh_rows(rows.filter(bloomguard_pk=end).values_list(*names), 0, self.proof)
-        yield from self._unnumbered()
+        yield from self._values_without_pk()
 
-    def _by_pk(self) -> models.QuerySet[Any]:
+    def _rows_with_pk(self) -> models.QuerySet[Any]:
         """Return the rows with a primary key, as ``bloomguard_pk``."""
         rows: models.QuerySet[Any] = self.rows().annotate(bloomguard_pk=_stored(self.guard.model._meta.pk))
         return rows.filter(pk__isnull=False)
 
-    def _has_pages(self) -> bool:
+    def _is_paged(self) -> bool:
         """Return whether rows are read in pages, in the order of the primary key, instead of by one statement.
 
         The driver of MySQL keeps the whole result of a statement in memory. On PostgreSQL a cursor of the server is
@@ -194,17 +194,17 @@ class Source:
         kind = None if own_conversions(pk) else kind_of(pk)
         return kind in ("integer", "text", "uuid") if self.connection.vendor == "sqlite" else kind is not None
 
-    def _unnumbered(self) -> Generator[tuple[Any, ...]]:
+    def _values_without_pk(self) -> Generator[tuple[Any, ...]]:
         """Yield the values of rows without a primary key, which no page has: a table may be older than its model."""
         rows = self.rows().filter(pk__isnull=True).values_list(*self.guard._meta.attnames)
         yield from fresh_rows(rows, 0, self.proof)
 
-    def _has_several(self, pk: Any) -> bool:
+    def _is_shared(self, pk: Any) -> bool:
         """Return whether several rows have this primary key, as if the table is partitioned, or older than its model.
 
         Then a page may end between them.
         """
-        same = self._by_pk().filter(bloomguard_pk=pk).values_list("bloomguard_pk")
+        same = self._rows_with_pk().filter(bloomguard_pk=pk).values_list("bloomguard_pk")
         return len(list(fresh_rows(same[:2], 0, self.proof))) > 1
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
@@ -214,14 +214,14 @@ class Source:
         range. The remaining rows, or all of them for other primary keys, are read from both ends.
         """
         names, left = self.guard._meta.attnames, rows
-        for run in self._runs(rows):
+        for run in self._random_runs(rows):
             for values in run.values_list(*names):
                 yield values
                 left -= 1
         for order in ("pk", "-pk"):
             yield from self.rows().order_by(order).values_list(*names)[: left // 2]
 
-    def _runs(self, rows: int) -> Iterator[models.QuerySet[Any]]:
+    def _random_runs(self, rows: int) -> Iterator[models.QuerySet[Any]]:
         """Divide the range of the primary key into equal parts; yield a run of rows from a random place in each."""
         first, last = self.end("pk"), self.end("-pk")
         pk: Callable[[int], Any] = int
@@ -251,7 +251,7 @@ class Source:
     def pages(self) -> Iterator[KeyPage]:
         """Yield all keys, page by page. Rows written during the scan may be missed: their writers add them."""
         scan = self._scan()
-        return self._gathered(scan) if scan is not None else self._from_rows()
+        return self._gathered_pages(scan) if scan is not None else self._orm_pages()
 
     def _scan(self) -> Scan | None:
         """Return the fast scan for the field, if any: the field must be unique, so indexed, and not NULL."""
@@ -259,14 +259,14 @@ class Source:
         if not self._has_plain_field() or not field.unique or field.null:
             return None
         kind = str(self.guard._meta.keys.kinds[0])
-        if kind == "text" and not self._are_short_texts(field):
+        if kind == "text" and not self._is_short_text(field):
             return None
         if vendor == "mysql" and not unbuffered_cursor(self.connection):
             return None
         return SCANS.get((vendor, kind))
 
-    def _are_short_texts(self, field: models.Field[Any, Any]) -> bool:
-        """Return whether all keys are short texts, of rows that are numbered."""
+    def _is_short_text(self, field: models.Field[Any, Any]) -> bool:
+        """Return whether all keys are short texts, of rows with an integer as primary key."""
         pk = self.guard.model._meta.pk
         if not self._is_plain_text() or not 0 < (field.max_length or 0) <= _MOST_CHARACTERS:
             return False
@@ -275,7 +275,7 @@ class Source:
         if self.connection.vendor != "sqlite":
             return True
         # SQLite takes bytes in a column of text, and orders them after all texts.
-        return not isinstance(self._every().aggregate(end=Max(field.attname))["end"], bytes)
+        return not isinstance(self._all_rows().aggregate(end=Max(field.attname))["end"], bytes)
 
     def _has_plain_field(self) -> bool:
         """Return whether there is one field, and Django's own: a custom one may store something else in its column."""
@@ -287,7 +287,7 @@ class Source:
         meta = self.guard._meta
         return self._has_plain_field() and meta.keys.kinds == ("text",) and not (meta.normalizes or self.guard.scope)
 
-    def _gathered(self, scan: Scan) -> Iterator[KeyPage]:
+    def _gathered_pages(self, scan: Scan) -> Iterator[KeyPage]:
         field = self.guard._meta.fields[0]
         order = "bloomguard_pk" if scan.by_pk else "bloomguard_key"
         ordered = self.rows().values(bloomguard_key=_stored(field))
@@ -302,8 +302,8 @@ class Source:
             gathered, rows, end = self._fetch(scan, sql, parameters)
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.keys_of(gathered)
-                if len(keys) != rows or (rows == size and (type(end) is not int or self._has_several(end))):
-                    yield from self._from_rows(last)
+                if len(keys) != rows or (rows == size and (type(end) is not int or self._is_shared(end))):
+                    yield from self._orm_pages(last)
                     return
                 yield KeyPage(rows, partial(list, keys))
             elif rows:
@@ -312,11 +312,11 @@ class Source:
                 break
             last = end if scan.last is None else scan.last(gathered)
             if self.guard._meta.discards and not scan.by_pk:
-                yield from self._others(field.attname, last)
+                yield from self._repeated(field.attname, last)
         if scan.by_pk:
-            yield from self._keyed(self._unnumbered())
+            yield from self._pages_of(self._values_without_pk())
 
-    def _others(self, field: str, value: Any) -> Iterator[KeyPage]:
+    def _repeated(self, field: str, value: Any) -> Iterator[KeyPage]:
         """Yield the key of ``value`` once more for each further row, if a page in the order of ``field`` ends with it.
 
         The next page begins with a greater value. So it may skip rows of a table whose column is not unique, and a
@@ -346,16 +346,16 @@ class Source:
         self.proof.check(found if isinstance(found, str) or found is None else bytes(found).decode())
         return tuple(page)
 
-    def _from_rows(self, after: Any = None) -> Iterator[KeyPage]:
-        return self._keyed(self.all_values(min(PAGE_ROWS, _CHUNK_ROWS), after))
+    def _orm_pages(self, after: Any = None) -> Iterator[KeyPage]:
+        return self._pages_of(self.all_values(min(PAGE_ROWS, _CHUNK_ROWS), after))
 
-    def _keyed(self, values: Generator[tuple[Any, ...]]) -> Iterator[KeyPage]:
+    def _pages_of(self, values: Generator[tuple[Any, ...]]) -> Iterator[KeyPage]:
         size, is_text = min(PAGE_ROWS, _CHUNK_ROWS), self._is_plain_text()
         keyed = keyless = 0
         with closing(values) as found:
             while rows := list(islice(found, size)):
                 if is_text:
-                    yield KeyPage(len(rows), partial(self._encode, rows))
+                    yield KeyPage(len(rows), partial(self._keys_of_texts, rows))
                     continue
                 keys = [key for key in map(self.key, rows) if key is not None]
                 keyed += len(keys)
@@ -367,7 +367,7 @@ class Source:
                 "what normalize(), or the field's to_python, returns for a row's value"
             )
 
-    def _encode(self, rows: list[tuple[Any, ...]]) -> list[bytes]:
+    def _keys_of_texts(self, rows: list[tuple[Any, ...]]) -> list[bytes]:
         """Return the keys of texts: at a fifth of the cost of :meth:`key`, which is for those that are none."""
         try:
             return [value.encode() for (value,) in rows if value is not None]

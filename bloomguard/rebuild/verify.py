@@ -102,7 +102,7 @@ class Verification:
         Raises :class:`StoreError`, :class:`FilterError`, :class:`RebuildError` and :class:`DatabaseError`.
         """
         began = time.monotonic()
-        generation = self._answering()
+        generation = self._open_active()
         if generation is None:
             return Findings(guard=self.guard.name, generation="")
         whole = Sources(self.guard)
@@ -131,7 +131,7 @@ class Verification:
             seconds=time.monotonic() - began,
         )
 
-    def _answering(self) -> Generation | None:
+    def _open_active(self) -> Generation | None:
         live = self.guard._runtime.active_filter
         state = live.table.current(self.guard.name)
         if not state.active or not state.is_answered_by(state.active):
@@ -150,7 +150,7 @@ class Verification:
             for rows, suspects in checked:
                 self._rows += rows
                 self._progress(self._rows, max(self._rows, total))
-                self._look_for(source, generation, suspects)
+                self._count_missing(source, generation, suspects)
                 if self._missing >= MOST_MISSING:
                     break
 
@@ -158,7 +158,7 @@ class Verification:
         """Yield the rows of ``source``, or its share of the sample."""
         if source.is_gathered and self.sample is None:
             for page in source.pages():
-                yield page, partial(_at, page)
+                yield page, partial(_value_at, page)
             return
         if self.sample is None:
             found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
@@ -173,7 +173,7 @@ class Verification:
                     values.append(source.value(each))
             yield KeyPage(len(some), partial(list, keys)), values.__getitem__
 
-    def _look_for(self, source: Source, generation: Generation, suspects: list[Any]) -> None:
+    def _count_missing(self, source: Source, generation: Generation, suspects: list[Any]) -> None:
         """Count which of these values have a row and are not in the filter, and fence the guard at the first one."""
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
@@ -205,7 +205,7 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, valu
     return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
-def _at(page: KeyPage, index: int) -> Any:
+def _value_at(page: KeyPage, index: int) -> Any:
     """Return one value of a page that was gathered."""
     keys: Any = page.keys
     if isinstance(keys, list):

@@ -312,7 +312,10 @@ def test_ctrl_c_ends_it_cleanly(start):
     """Stopped in the middle it says so in one line, and nothing has changed."""
     before = states.table.current("product")
     child = start(
-        "verify_filter", "product", "--skip-checks", BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._look_for"
+        "verify_filter",
+        "product",
+        "--skip-checks",
+        BLOOMGUARD_STOP="bloomguard.rebuild.verify:Verification._count_missing",
     )
     assert child.stdout.readline() == "reached\n"
 

@@ -889,7 +889,7 @@ def test_a_range_that_ends_above_signed_integers_is_no_range(only, monkeypatch):
     source = Source(guard)
     ends = iter([{"end": 1}, {"end": 2**63 + 1}])
     every = type("Every", (), {"aggregate": lambda self, **asked: next(ends)})()
-    monkeypatch.setattr(source, "_every", lambda: every)
+    monkeypatch.setattr(source, "_all_rows", lambda: every)
 
     found = source.summary()
 

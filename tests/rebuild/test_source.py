@@ -434,7 +434,7 @@ def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh
 def test_texts_are_not_read_through_the_orm(monkeypatch):
     """Short texts of rows with an integer as primary key are read as fast as the database sends them."""
     Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(25))
-    monkeypatch.delattr(Source, "_from_rows")
+    monkeypatch.delattr(Source, "_orm_pages")
 
     assert len(scanned(registry["article"])) == 25
 
