@@ -77,21 +77,9 @@ class Pattern:
         """The literal prefix of all its paths, as far as the steps show it."""
         found = "/"
         for step in self.steps[1:]:
-            if _is_plain(step):
-                before, _, after = str(step).partition("<")
-                found += before
-                if after:
-                    break
-            elif isinstance(step, RegexPattern) and not _by_language(step):
-                source = step.regex.pattern
-                if source.startswith("^") and "|" not in source and not step.regex.flags & (re.IGNORECASE | re.VERBOSE):
-                    match = _LITERAL.match(source)
-                    assert match is not None
-                    found += match[1][:-1] if match["optional"] else match[1]
-                    if source in (f"^{match[1]}", f"^{match[1]}$"):
-                        continue
-                break
-            else:
+            text, is_all = _literal_of(step)
+            found += text
+            if not is_all:
                 break
         return found
 
@@ -228,6 +216,20 @@ def _text(step: Step) -> str:
     if isinstance(step, LocalePrefixPattern):
         return "<language>/"
     return str(step) if _is_plain(step) else str(step).removeprefix("^").removesuffix("$")
+
+
+def _literal_of(step: Step) -> tuple[str, bool]:
+    """Return the literal text with which all that the step matches begins, and whether it matches nothing else."""
+    if _is_plain(step):
+        before, _, after = str(step).partition("<")
+        return before, not after
+    if isinstance(step, RegexPattern) and not _by_language(step):
+        source = step.regex.pattern
+        if source.startswith("^") and "|" not in source and not step.regex.flags & (re.IGNORECASE | re.VERBOSE):
+            match = _LITERAL.match(source)
+            assert match is not None
+            return match[1][:-1] if match["optional"] else match[1], source in (f"^{match[1]}", f"^{match[1]}$")
+    return "", False
 
 
 def _is_plain(step: Step) -> bool:
