@@ -19,7 +19,6 @@ from redis.backoff import NoBackoff
 
 from ...exceptions import StoreError, StoreUnavailable
 from ...process import after_fork
-from . import commands
 from .commands import Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.asyncio.ConnectionPool]
@@ -193,7 +192,7 @@ class AsyncLink:
             with _ReplyTimeout(connection, self._timeout) as timeout:
                 await connection.on_connect()
                 timeout.renew()
-                asked, greeting = commands.clock(), self.server.greeting
+                asked, greeting = self.server.greeting()
                 await connection.send_packed_command(connection.pack_commands(greeting))
                 replies = [await connection.read_response() for _ in greeting]
                 connection.bloomguard = self.server.read_greeting(replies, asked)

@@ -163,13 +163,12 @@ class Server:
         if server_id is not None:
             self.last = server_id
 
-    @property
-    def greeting(self) -> list[tuple[Any, ...]]:
-        """The first commands of a new connection, for :meth:`read_greeting`."""
-        return [("INFO", "server"), *self.identity_commands]
+    def greeting(self) -> tuple[float, list[tuple[Any, ...]]]:
+        """Return the time, and the first commands of a new connection, for :meth:`read_greeting`."""
+        return clock(), [("INFO", "server"), *self.identity_commands]
 
     def read_greeting(self, replies: Sequence[Any], asked: float) -> ServerId:
-        """Return the identity in the replies to :attr:`greeting`; raises the exceptions of redis-py."""
+        """Return the identity in the replies to :meth:`greeting`; raises the exceptions of redis-py."""
         server, *rest = replies
         return _server_id(_own_id(server, "run_id"), rest, asked)
 

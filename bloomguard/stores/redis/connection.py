@@ -11,7 +11,6 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from . import commands
 from .commands import NO_LIMIT, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.ConnectionPool]
@@ -88,7 +87,7 @@ class Link:
             self._on_connect(connection)
         else:
             connection.on_connect()
-        asked, greeting = commands.clock(), self.server.greeting
+        asked, greeting = self.server.greeting()
         connection.send_packed_command(connection.pack_commands(greeting))
         connection.bloomguard = self.server.read_greeting([connection.read_response() for _ in greeting], asked)
 
