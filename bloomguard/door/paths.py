@@ -27,7 +27,7 @@ class DoorRoute:
     ``read(path)`` is the fast first read of its ID: one value, a tuple for several fields, or :data:`NO_ID`.
     """
 
-    def __init__(self, route: GuardedRoute, known: Sequence[Pattern]) -> None:
+    def __init__(self, route: GuardedRoute, all_patterns: Sequence[Pattern]) -> None:
         self.guard: Guard = route.guard
         self.pattern = route.pattern
         self.kwargs = route.kwargs
@@ -38,7 +38,7 @@ class DoorRoute:
         self.read: Callable[[str], Any] = _reader(route) or self._value
         self._match = route.pattern.match
         #: The earlier patterns that may match one of its paths.
-        self._overlapping = [(other.literal, other.match) for other in overlapping(known, route.pattern)]
+        self._overlapping = [(other.literal, other.match) for other in overlapping(all_patterns, route.pattern)]
 
     def captured(self, path: str) -> Any:
         """Return the ID that Django's resolver captures from ``path``, or :data:`NO_ID` if another pattern matches."""

@@ -200,16 +200,15 @@ def _patterns_in(
             )
 
 
-def patterns_named(known: Iterable[Pattern], name: str) -> list[Pattern]:
+def patterns_named(all_patterns: Iterable[Pattern], name: str) -> list[Pattern]:
     """Return the patterns with this full name (``"namespace:name"``)."""
-    return [each for each in known if each.is_named and each.view_name == name]
+    return [each for each in all_patterns if each.is_named and each.view_name == name]
 
 
-def overlapping(known: Sequence[Pattern], of: Pattern) -> list[Pattern]:
-    """Return the patterns before ``of`` that may match one of its paths."""
-    mine = of.literal
-    before = known[: known.index(of)]
-    return [each for each in before if each.literal.startswith(mine) or mine.startswith(each.literal)]
+def overlapping(all_patterns: Sequence[Pattern], pattern: Pattern) -> list[Pattern]:
+    """Return the patterns before ``pattern`` that may match one of its paths."""
+    start, before = pattern.literal, all_patterns[: all_patterns.index(pattern)]
+    return [each for each in before if each.literal.startswith(start) or start.startswith(each.literal)]
 
 
 def _text(step: Step) -> str:
