@@ -76,7 +76,7 @@ def is_alive(table: StateTable, seen: State) -> bool:
     """
     host, _, pid = seen.builder.rpartition("/")
     is_dead = abs(_silence(table, seen)) > timedelta(seconds=DEAD_AFTER_SECONDS)
-    return not is_dead and (host != socket.gethostname() or _is_running(int(pid)))
+    return not is_dead and (host != socket.gethostname() or is_running(int(pid)))
 
 
 def _silence(table: StateTable, seen: State) -> timedelta:
@@ -84,13 +84,14 @@ def _silence(table: StateTable, seen: State) -> timedelta:
     return now - (row.builder_seen_at or now) if row is not None else timedelta()
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
+    """Return whether this host runs the process."""
     if os.name == "nt":
         return True  # its heartbeat decides: on Windows, signal 0 is Ctrl-C
     try:
         os.kill(pid, 0)
-    except OSError as error:
-        return not isinstance(error, ProcessLookupError)
+    except (OSError, OverflowError) as error:
+        return not isinstance(error, (ProcessLookupError, OverflowError))
     return True
 
 

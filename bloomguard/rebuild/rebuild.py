@@ -11,7 +11,6 @@ database: one row cannot name both.
 from __future__ import annotations
 
 import logging
-import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -164,7 +163,7 @@ class Rebuild:
         if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._row, self._names_before = row, self.store.names(self.guard.name)
-        self._name = standby.prefix_of(row.here) + secrets.token_hex(12)
+        self._name = standby.new_name(row.here)
         self._generation = self.store.create(self.guard.name, self._name, layout)
         return self._generation
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -24,7 +26,7 @@ from ..guards import Guard
 from ..signals import generation_published, send
 from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
-from .locks import is_alive
+from .locks import is_alive, is_running
 from .plan import attempt, open_active
 
 logger = logging.getLogger("bloomguard")
@@ -42,13 +44,27 @@ def prefix_of(here: str) -> str:
     return "r" + hashlib.sha256(lasting.encode()).hexdigest()[:8]
 
 
+def new_name(here: str) -> str:
+    """Return a name for a generation that this process builds from the database ``here``."""
+    return f"{prefix_of(here)}{os.getpid():08x}{secrets.token_hex(8)}"
+
+
+def _is_foreign(name: str, here: str) -> bool:
+    """Return whether another database was its source: all those in memory have one prefix, and each process its own."""
+    prefix = prefix_of(here)
+    if not name.startswith(prefix) or not here.startswith("sqlite:memory@"):
+        return not name.startswith(prefix)
+    builder = int(name[len(prefix) :][:8], 16)
+    return builder != os.getpid() and is_running(builder)
+
+
 def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
     """Remove the generations in ``there`` that the state row does not name and that were built from this database.
 
     Another site may answer from those that were built from another database: a rebuild warns of them when it begins.
     """
     unnamed = [name for name in there if name not in state.generations]
-    foreign = [name for name in unnamed if not name.startswith(prefix_of(state.here))]
+    foreign = [name for name in unnamed if _is_foreign(name, state.here)]
     for name in unnamed:
         if name not in foreign:
             try:

@@ -690,7 +690,7 @@ def test_a_process_of_another_user_is_alive(monkeypatch):
 
     monkeypatch.setattr("os.kill", forbidden)
 
-    assert locks._is_running(1)
+    assert locks.is_running(1)
 
 
 def test_of_two_who_announce_at_once_one_gives_way(built, clock, monkeypatch):

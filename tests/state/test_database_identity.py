@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -253,6 +254,25 @@ def test_a_copys_rebuild_leaves_the_originals_filter(copied, counted, clock, cap
     assert guard.verdict(2) is ABSENT
     assert mine.active.startswith(prefix_of(mine.here))
     assert not original.active.startswith(prefix_of(mine.here))
+
+
+def test_processes_with_databases_in_memory_leave_each_others_filters(counted, monkeypatch):
+    """As the workers of one test run that share a store; what an ended process left is removed."""
+    monkeypatch.setattr("bloomguard.state.connection.identity_of_file", lambda connection: "")
+    monkeypatch.setattr(database, "current", "default")
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    forget()
+    active_filter = counted()._runtime.active_filter
+    store, state = stores["default"], states.table.current("counted")
+    mine, layout = state.active, active_filter._generation(state, state.active).layout
+    left, others = (mine.replace(f"{os.getpid():08x}", f"{pid:08x}") for pid in (ended.pid, os.getppid()))
+    for name in (left, others):
+        store.create("counted", name, layout)
+
+    counted()
+
+    assert set(store.names("counted")) == {others, states.table.current("counted").active}
 
 
 def test_a_database_file_that_was_put_in_place_is_another(fresh, counted, clock, tmp_path):
