@@ -36,6 +36,7 @@ class Peer:
         for hand, actor in zip(self.hands, self.actors):
             hand(actor.start_over)
             actor.statements = [] if explain else None
+        gc.collect()  # a cursor in the traceback of an error keeps SQLite's lock, though its connection is closed
         self.plain.clear()
 
     def step(self, who: int, name: str, seed: int) -> Outcome:
