@@ -20,7 +20,7 @@ from ..state.row import FENCED
 from ..state.table import LEASE_SECONDS
 from ..state.transactions import has_begun, rolls_back_if_marked
 from .fencing import IDLE_SECONDS, fence_soon, refresh, table_of
-from .tables import TrackedTable
+from .tables import TrackedTable, guard_of
 
 #: Errors of a statement that certainly wrote nothing.
 _REFUSED = (IntegrityError, DataError, ProgrammingError)
@@ -42,12 +42,15 @@ class IdleTables(NamedTuple):
 
         The database may have committed it before the connection was lost, or the program was interrupted.
         """
-        if isinstance(error, _REFUSED) or (isinstance(error, Error) and has_begun(connections[self.using])):
+        late = self.late()
+        if not late or isinstance(error, _REFUSED):
+            return
+        if isinstance(error, Error) and has_begun(connections[self.using]):
             return  # nothing of it is left
-        fence_soon(tracked.guard for tracked in self.late())
+        fence_soon(map(guard_of, late))
 
 
-#: Nearly always.
+#: Nearly always. It names no database.
 NONE_IDLE = IdleTables((), {}, "")
 
 

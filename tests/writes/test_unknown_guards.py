@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 from django.contrib.auth.models import Group
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 from django.db import models as fields
 from django.db.migrations.state import ModelState, ProjectState
 from django.db.models import Q
@@ -122,6 +122,22 @@ def test_no_other_statement_fences(armed, clock, write):
         write()
 
     assert row().status == ARMED
+
+
+def test_a_refused_insert_raises_the_databases_error_though_the_guard_is_gone(armed, clock):
+    """Its state row was deleted, so that the INSERT, sent for a guard, has none when it is sent."""
+
+    def refuse(execute, sql, params, many, context):
+        if sql.startswith("INSERT"):
+            raise OperationalError("disk I/O error")
+        return execute(sql, params, many, context)
+
+    with without(armed):
+        Product.objects.create(name="new")
+        GuardState.objects.all().delete()
+        clock.sleep(2 * LEASE)
+        with connections[database.current].execute_wrapper(refuse), pytest.raises(OperationalError, match="disk I/O"):
+            Product.objects.create(name="newer")
 
 
 def test_the_fence_comes_before_the_commit(armed):
