@@ -58,7 +58,9 @@ def _same_keys() -> Iterator[CheckMessage]:
     for guard in registry:
         other = guard
         with suppress(Exception):  # of a mistake, which another check reports
-            other = first.setdefault((guard._meta.definition.removeprefix(guard.name), type(guard).applies), guard)
+            keys, kind = guard._meta.definition.removeprefix(guard.name), type(guard)
+            model = guard.model._meta.concrete_model  # another one of this table has queries that this guard leaves
+            other = first.setdefault((model, keys, kind.applies, kind.scopes), guard)
         if other is not guard:
             yield warn(
                 guard,

@@ -266,6 +266,30 @@ def test_two_guards_of_one_model(only, other):
     assert "bloomguard.W046" not in [found for found, _, _ in messages()]
 
 
+def test_two_guards_of_two_models_of_one_table(only):
+    """No guard answers the queries of another model."""
+    with isolate_apps("tests.shop"):
+
+        class Twin(models.Model):
+            name = models.CharField(max_length=50)
+
+            class Meta:
+                app_label, db_table, managed = "shop", Product._meta.db_table, False
+
+    only(Product)
+    only(Twin, name="second")
+
+    assert "bloomguard.W046" not in [found for found, _, _ in messages()]
+
+
+def test_two_guards_of_different_tenants(only):
+    """Each leaves out those of the other one."""
+    only(Product, scope="database", scopes=lambda self: ["default"])
+    only(Product, scope="database", scopes=lambda self: ["other"], name="second")
+
+    assert "bloomguard.W046" not in [found for found, _, _ in messages()]
+
+
 def test_two_guards_whose_names_cannot_be_used(only):
     """Each is reported by the name that its class has, not by the one that both got instead."""
     only(Product, name="No Name")
