@@ -12,7 +12,8 @@ the last time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
@@ -45,7 +46,9 @@ class FilterCopy(Rebuild):
         """Open the original; return the number of rows at its build, and its layout."""
         name, alias = self.guard.name, self.origin.alias
         state, row = self.table.current(name), self.table.row(name)
-        if self.origin.identity == self.store.identity:
+        with self._naming_origin():
+            there = self.origin.identity
+        if there == self.store.identity:
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r} to the same store")
         if row is None or not state.active:
             raise RebuildError(f"{name}: there is no filter to copy; run rebuild_filter without --from-store")
@@ -55,10 +58,8 @@ class FilterCopy(Rebuild):
                 "--from-store"
             )
         self._from = state
-        try:
+        with self._naming_origin():
             self._original = open_active(self.guard, state, store=self.origin)
-        except StoreError as error:
-            raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
         layout = self._original.layout
         if not layout.filter_class.plain_bits:
             raise RebuildError(
@@ -93,9 +94,19 @@ class FilterCopy(Rebuild):
         assert self._original is not None
         shards, rows = self._original.layout.header.shards, self._expected_rows
         for shard in range(shards):
-            act(shard, self._original.read_shard(shard))
+            with self._naming_origin():
+                frame = self._original.read_shard(shard)
+            act(shard, frame)
             self._progress(rows * (shard + 1) // shards, rows)
             self._send_heartbeats()
+
+    @contextmanager
+    def _naming_origin(self) -> Iterator[None]:
+        try:
+            yield
+        except StoreError as error:
+            name, alias = self.guard.name, self.origin.alias
+            raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
 
     def _source(self) -> str:
         assert self._from is not None

@@ -12,7 +12,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 
-from bloomguard.exceptions import RebuildError, StoreError
+from bloomguard.exceptions import RebuildError, StoreError, StoreUnavailable
 from bloomguard.filters.codec import Frame
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
@@ -25,6 +25,7 @@ from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
+from bloomguard.stores.redis.store import RedisGeneration
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Product
@@ -292,6 +293,22 @@ def test_a_copy_that_fails_before_it_is_announced_changes_nothing(shop, move, cl
 
     assert state.table.current("product") == seen
     assert stores["shared"].names("product") == []
+
+
+@pytest.mark.parametrize("fails", ["identity", "read_shard"])
+def test_of_two_stores_the_one_that_does_not_answer_is_named(shop, move, clock, monkeypatch, fails):
+    """Not the guard's own, into which it would be copied."""
+    shop("shared")
+    move("files")
+
+    def unreachable(*args):
+        raise StoreUnavailable("no connection to the server")
+
+    failing = property(unreachable) if fails == "identity" else unreachable
+    monkeypatch.setattr(RedisStore if fails == "identity" else RedisGeneration, fails, failing)
+    (outcome,) = rebuild.run_all([FilterCopy(registry["product"], "shared", sleep=clock.sleep)], clock.sleep)
+
+    assert str(outcome) == "product: cannot copy its filter from the store 'shared': no connection to the server"
 
 
 def test_bits_that_the_copy_did_not_keep_stop_it(shop, move, clock, monkeypatch):
