@@ -103,9 +103,12 @@ class StoreHandler:
 
 
 def _unknown_option(cls: Any, options: dict[str, Any]) -> str:
-    """Return which option ``cls`` does not take; empty if it takes all."""
+    """Return which option ``cls`` does not take; empty if it takes all, or if its ``**options`` may."""
     with suppress(TypeError, ValueError):  # it has no signature
-        known = [name for name in signature(cls).parameters if name != "alias"]
+        parameters = signature(cls).parameters.values()
+        if any(each.kind is each.VAR_KEYWORD for each in parameters):
+            return ""
+        known = [each.name for each in parameters if each.name != "alias"]
         for name in sorted(map(str, options.keys() - known)):
             return f"OPTIONS has {name!r}. {did_you_mean(name, known) or 'Known are ' + ', '.join(known)}"
     return ""

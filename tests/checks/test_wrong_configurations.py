@@ -21,6 +21,7 @@ from bloomguard.guards import Guard, register, registry
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
+from bloomguard.stores.file import FileStore
 from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Product
@@ -133,6 +134,13 @@ REFUSED = [
 ]
 
 
+class RegionalStore(FileStore):
+    """A project's own store, which passes what it does not know on."""
+
+    def __init__(self, alias, *, region, **options):
+        super().__init__(alias, **options)
+
+
 def store(configured):
     """The setting with one store."""
     return {"BLOOMGUARD": {"STORES": {"default": configured}}}
@@ -162,6 +170,11 @@ SETTINGS = [
         store({"BACKEND": REDIS, "OPTIONS": {"urls": "redis://u:hush@h"}}),
         "W109",
         "OPTIONS has 'urls'. Did you mean 'url'?",
+    ),
+    (
+        store({"BACKEND": f"{__name__}.RegionalStore", "OPTIONS": {"path": "/x"}}),
+        "W109",
+        "missing 1 required keyword-only argument: 'region'",
     ),
     (store({"BACKEND": FILE, "OPTIONS": {"path": 5}}), "W109", "int"),
     (store({"BACKEND": FILE, "LOCATION": "/x"}), "W115", "unknown key 'LOCATION'"),
