@@ -7,8 +7,10 @@ import json
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import ProgrammingError, connection
 from django.utils import timezone
 
+from bloomguard.exceptions import StoreUnavailable
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
@@ -105,6 +107,63 @@ def test_a_store_that_fails_is_asked_before_the_row_is_gone(former, monkeypatch)
     GuardState.objects.filter(name="former").delete()
     assert run("former", "--no-input").endswith("1 filter\n")
     assert not former.exists()
+
+
+def test_a_task_that_cannot_be_deleted_leaves_all_for_the_next_run(former):
+    """The role may have no right to: then the row and the filters stay, too."""
+
+    def refuse(execute, sql, params, many, context):
+        if sql.startswith("DELETE") and GuardTask._meta.db_table in sql:
+            raise ProgrammingError("permission denied for table bloomguard_guardtask")
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(refuse), pytest.raises(CommandError, match=r"^former: permission denied"):
+        run("former", "--no-input")
+
+    assert states.table.current("former").active
+    assert run("former", "--no-input") == "former: removed its state row and 1 filter\n"
+
+
+def test_tasks_are_where_the_router_has_them(former, settings):
+    """Not where the state rows are."""
+    settings.DATABASE_ROUTERS = [TasksElsewhere()]
+    GuardTask.objects.create(name="former", work="rebuild", seen_at=timezone.now())
+
+    run("former", "--no-input")
+
+    assert not GuardTask.objects.exists()
+
+
+class TasksElsewhere:
+    def db_for_read(self, model, **hints):
+        return "postgresql" if model is GuardTask else None
+
+    db_for_write = db_for_read
+
+
+def test_a_row_that_a_build_began_and_never_changed(fresh):
+    """Until its first change a row counts as none; the check names it all the same."""
+    GuardState.objects.create(name="former", version=0)
+
+    assert run("former", "--no-input") == "former: removed its state row and 0 filters\n"
+    assert not GuardState.objects.exists()
+
+
+def test_filters_without_a_row(former):
+    """The row was deleted by hand."""
+    GuardState.objects.all().delete()
+
+    assert run("former", "--no-input") == "former: removed 1 filter\n"
+
+
+def test_of_several_stores_the_one_that_does_not_answer_is_named(former, monkeypatch):
+    def unreachable(guard):
+        raise StoreUnavailable("no connection to the server")
+
+    monkeypatch.setattr(stores["default"].patient, "names", unreachable)
+
+    with pytest.raises(CommandError, match=r"^former: the store 'default' cannot be used: no connection"):
+        run("former", "--no-input")
 
 
 def _refused(path):

@@ -8,6 +8,7 @@ from typing import Any
 from django.core.management.base import CommandError, CommandParser
 
 from ...conf import settings
+from ...exceptions import StoreError, StoreUnavailable
 from ...guards import registry
 from ...guards.options import NAME
 from ...models import GuardState, GuardTask
@@ -16,6 +17,13 @@ from ...rebuild.standby import prefix_of
 from ...state.table import table
 from ...stores import stores
 from .. import JsonCommand, counted, refuse_unmigrated
+
+
+def _names(alias: str, guard: str) -> list[str]:
+    try:
+        return stores[alias].patient.names(guard)
+    except StoreUnavailable as error:
+        raise StoreError(f"the store {alias!r} cannot be used: {error}") from error
 
 
 class Command(JsonCommand):
@@ -39,20 +47,23 @@ class Command(JsonCommand):
             raise CommandError(f"the project has the guard {name!r}: remove its class first")
         try:
             refuse_unmigrated()
-            state = table.current(name)
             # Another site that shares a store in error may answer from those that were built from another database.
-            there = {alias: stores[alias].patient.names(name) for alias in settings.stores if NAME.fullmatch(name)}
-            own = prefix_of(state.here)
+            there = {alias: _names(alias, name) for alias in settings.stores if NAME.fullmatch(name)}
+            own = prefix_of(table.current(name).here)
             found = {alias: [each for each in names if each.startswith(own)] for alias, names in there.items()}
-            if not (state.version or any(found.values())):
-                rows = GuardState.objects.using(table.connection.alias).values_list("name", flat=True)
-                former = sorted(set(rows) - {guard.name for guard in registry})
+            rows = GuardState.objects.using(table.connection.alias)
+            # Compared here: MySQL finds "city" for "City", and `current` no row of version 0.
+            of_rows = set(rows.values_list("name", flat=True))
+            has_row = name in of_rows
+            if not (has_row or any(found.values())):
+                former = sorted(of_rows - {guard.name for guard in registry})
                 raise CommandError(f"nothing is left of a guard {name!r}; there is {', '.join(former) or 'no other'}")
             if options["interactive"] and not self._is_confirmed(name):
                 self.stderr.write("nothing was removed")
                 return
-            for model in (GuardState, GuardTask):  # the first deletion fences the guard, and waits for all processes
-                model._default_manager.using(table.connection.alias).filter(name=name).delete()
+            # The task first: if the role may not delete it, all can be done again.
+            GuardTask._default_manager.filter(name=name).delete()
+            rows.filter(name=name).delete()  # fences the guard, and waits for all processes
             for alias, names in found.items():
                 for each in names:
                     stores[alias].patient.drop(name, each)
@@ -65,9 +76,8 @@ class Command(JsonCommand):
             self.stdout.write(json.dumps({"name": name, "generations": found, "left": left}))
         elif options["verbosity"]:
             of_others = f"; left {counted(left, 'filter')}, built from another database" if left else ""
-            self.stdout.write(
-                f"{name}: removed its state row and {counted(sum(map(len, found.values())), 'filter')}{of_others}"
-            )
+            row = "its state row and " if has_row else ""
+            self.stdout.write(f"{name}: removed {row}{counted(sum(map(len, found.values())), 'filter')}{of_others}")
 
     def _is_confirmed(self, name: str) -> bool:
         self.stderr.write(
