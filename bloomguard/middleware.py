@@ -25,9 +25,8 @@ from .guards import Guard, registry
 from .guards.places import in_a_thread
 from .lookups.context import PROBE, compare_status, contexts
 from .process import log_once
-from .routes.exchange import Exchange
+from .routes.exchange import Exchange, not_found
 from .routes.middleware_place import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
-from .routes.response import not_found
 from .routes.table import NO_ID, table_for
 from .signals import asend, request_blocked, send
 
