@@ -157,10 +157,11 @@ def guarded_views(view: Any) -> Iterator[Any]:
     """Yield ``view``, or the methods of its class that it may call, if it is under ``@guarded``."""
     cls = view_class_of(view)
     mro = cls.__mro__ if cls is not None else ()
-    methods = {name: value for base in reversed(mro) for name, value in vars(base).items() if _is_function(value)}
-    if actions := getattr(view, "actions", None):  # of a viewset, whose other methods have routes of their own
-        methods = {name: methods.get(name) for name in (*actions.values(), "dispatch")}
-    yield from (each for each in (view, *methods.values()) if getattr(each, "guarded_by", ""))
+    methods = {name: value for base in reversed(mro) for name, value in vars(base).items()}
+    if isinstance(actions := getattr(view, "actions", None), dict):  # of a viewset: its others have their own routes
+        called = (*actions.values(), "dispatch")
+        methods = {name: value for name, value in methods.items() if name in called}
+    yield from (each for each in (view, *filter(_is_function, methods.values())) if getattr(each, "guarded_by", ""))
 
 
 def is_rest_framework(view: Any) -> bool:

@@ -163,6 +163,20 @@ class Products(ViewSet):
         return HttpResponse()
 
 
+class Disabled(Guarded):
+    get = None
+
+    def head(self, request, pk):
+        return HttpResponse()
+
+
+def plain(request, pk):
+    return HttpResponse()
+
+
+plain.actions = ["approve"]
+
+
 METHODS = [Guarded.as_view(), ByMethodDecorator.as_view(), Products.as_view({"get": "retrieve"})]
 
 
@@ -190,3 +204,17 @@ def test_another_action_of_a_viewset_is_not_guarded(shop, capsys):
     shop(path("m/<int:pk>/history/", Products.as_view({"get": "history"})))
 
     assert "route" not in [row["answered"] for row in rows(capsys, "product")]
+
+
+def test_a_method_that_a_subclass_takes_away_is_not_guarded(shop, capsys):
+    """Django calls no other than the class has."""
+    shop(path("m/<int:pk>/", Disabled.as_view()))
+
+    assert "route" not in [row["answered"] for row in rows(capsys, "product")]
+
+
+def test_a_view_may_have_actions_of_another_kind(shop):
+    """What REST framework calls so is a mapping. ``check`` must not fail for any other."""
+    shop(path("m/<int:pk>/", plain))
+
+    assert "bloomguard.W043" not in [message.id for message in checks.run_checks(tags=["bloomguard"])]
