@@ -105,10 +105,15 @@ def _selecting(execute: Execute) -> Execute:
         self: Any, result_type: str = MULTI, chunked_fetch: bool = False, chunk_size: int = GET_ITERATOR_CHUNK_SIZE
     ) -> Any:
         context = contexts.get()
-        lookups = () if context is None or context.is_over else lookups_of(self.query.model)
-        if context is None or not lookups:
+        if context is None or context.is_over:
             return execute(self, result_type, chunked_fetch, chunk_size)
-        asked = _ask_simply(context, self.query, lookups) or _ask(context, self, lookups, result_type)
+        query: Any = self.query
+        lookups = registry.plans.lookups.get(query.model)  # hot path: without the call of `lookups_of`
+        if lookups is None:
+            lookups = lookups_of(query.model)
+        if not lookups:
+            return execute(self, result_type, chunked_fetch, chunk_size)
+        asked = _ask_simply(context, query, lookups) or _ask(context, self, lookups, result_type)
         if asked is None:
             return execute(self, result_type, chunked_fetch, chunk_size)
         lookup, value, decision, generation = asked
