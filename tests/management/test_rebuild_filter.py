@@ -484,7 +484,7 @@ def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
     [
         (["--roll-back"], "name the guards"),
         (["--max-age", "1h", "--dry-run"], "excludes --dry-run and --roll-back"),
-        (["--max-age", "1h", "--from-store", "other"], "excludes --roll-back and --if-needed"),
+        (["--max-age", "1h", "--from-store", "other"], "excludes --roll-back, --if-needed and --max-age"),
         (
             ["--if-needed", "--max-age", "soon"],
             "'soon' is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h",

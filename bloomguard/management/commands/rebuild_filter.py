@@ -68,7 +68,7 @@ class Command(GuardsCommand):
                 raise CommandError("--max-age rebuilds what is older: it excludes --dry-run and --roll-back")
             options["if_needed"] = True
         if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
-            raise CommandError("--from-store copies filters: it excludes --roll-back and --if-needed")
+            raise CommandError("--from-store copies filters: it excludes --roll-back, --if-needed and --max-age")
         if options["roll_back"] and not options["names"]:
             raise CommandError("--roll-back returns to the previous filters: name the guards")
         if not options["dry_run"]:
