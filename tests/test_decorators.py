@@ -297,6 +297,16 @@ def test_arguments_whose_names_users_choose_take_no_memory(shop):
     assert kept < 5_000_000
 
 
+def test_a_kwarg_may_have_any_name(shop):
+    """Also one that code of the decorator's own has."""
+
+    @guarded("product")
+    async def view(request, pk, question):
+        return question
+
+    assert async_to_sync(view)(RequestFactory().get("/"), pk=7, question="why") == "why"
+
+
 def test_a_decorated_view_is_what_it_was():
     """Name, docstring and kind stay."""
 
