@@ -543,17 +543,6 @@ def test_all_waits_are_told(monkeypatch, clock):
     assert waited == [2.0, 4.0]
 
 
-def test_a_shell_builds_the_other_guards(settings, fresh, from_the_command_line, capsys):
-    """A cron job that names none goes on, as after any guard that cannot be built."""
-    settings.BLOOMGUARD["STORES"]["site"] = {"BACKEND": "bloomguard.stores.memory.MemoryStore"}
-    with registered(Article, name="in-memory", store="site"):
-        call_command("rebuild_filter", "--if-needed")
-
-    assert "in-memory: the store 'site' is in the memory of one process" in capsys.readouterr().err
-    assert states.table.current("product").active
-    assert not states.table.current("in-memory").active
-
-
 @pytest.mark.parametrize("command", ["rebuild_filter", "verify_filter", "filter_stats"])
 def test_a_shell_refuses_a_store_in_the_memory_of_the_site(settings, monkeypatch, command):
     """A build in a shell's own memory would switch the guard off for the site; the site's process may build."""
