@@ -69,7 +69,7 @@ class GuardsCommand(JsonCommand):
                 if not guards:
                     raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
                 if self.asks_stores and self._called_from_command_line:
-                    _refuse_memory(guards)
+                    guards = self._without_memory(guards, are_named=bool(options["names"]))
                 self.run(guards, options)
         except EXPECTED as error:
             raise CommandError(str(error)) from error
@@ -77,6 +77,24 @@ class GuardsCommand(JsonCommand):
             if not self._called_from_command_line:
                 raise  # a loop that logs errors, and goes on, could not be stopped
             raise CommandError(self.interrupted, returncode=130) from None
+
+    def _without_memory(self, guards: Sequence[Guard], *, are_named: bool) -> list[Guard]:
+        """Leave out guards whose filters are in the memory of the site's process, which is not this one.
+
+        Raises :class:`CommandError` if the user has named them (``are_named``), or if there are no others.
+        """
+        left = []
+        for guard in guards:
+            with suppress(BloomGuardError):  # the command, or a check, reports it
+                if guard._runtime.active_filter.store.is_of_one_process:
+                    left.append(guard)
+        why = "is in the memory of one process, so a command of another one can neither read nor build its filter"
+        if left and (are_named or len(left) == len(guards)):
+            cure = "let the process of the site call call_command(), or use a FileStore or a RedisStore"
+            raise CommandError(f"{left[0].name}: the store {left[0].store!r} {why}; {cure}")
+        for guard in left:
+            self.write(f"{guard.name}: left out: the store {guard.store!r} {why}")
+        return [guard for guard in guards if guard not in left]
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         """Do the work."""
@@ -130,18 +148,6 @@ def refuse_unmigrated() -> None:
     """Raise :class:`CommandError` if the database has no state rows. Raises :class:`DatabaseError`."""
     if missing := table.missing():
         raise CommandError(missing)
-
-
-def _refuse_memory(guards: Sequence[Guard]) -> None:
-    """Raise :class:`CommandError` if filters are in the memory of the site's process, which is not this one."""
-    for guard in guards:
-        with suppress(BloomGuardError):  # the command, or a check, reports it
-            if guard._runtime.active_filter.store.is_of_one_process:
-                raise CommandError(
-                    f"{guard.name}: the store {guard.store!r} is in the memory of one process, so a command of another "
-                    "one can neither read nor build its filter; let the process of the site call call_command(), or "
-                    "use a FileStore or a RedisStore"
-                )
 
 
 @contextmanager

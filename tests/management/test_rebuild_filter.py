@@ -556,3 +556,23 @@ def test_a_shell_refuses_a_store_in_the_memory_of_the_site(settings, monkeypatch
 
     assert states.table.current("product") == before
     call_command("switch_guards", "shadow", "product", stdout=io.StringIO())
+
+
+@pytest.mark.parametrize("command", ["rebuild_filter", "verify_filter", "filter_stats"])
+def test_a_shell_leaves_out_such_a_store_if_no_guard_is_named(settings, monkeypatch, capsys, command):
+    """Cron still builds the filters of the other guards."""
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": settings.BLOOMGUARD["STORES"]["default"],
+            "memory": {"BACKEND": "bloomguard.stores.memory.MemoryStore"},
+        }
+    }
+    call_command("rebuild_filter", "product", stdout=io.StringIO())
+    monkeypatch.setattr(BaseCommand, "_called_from_command_line", True)
+    with registered(Product, name="own", lookup="name", store="memory"):
+        monkeypatch.setattr(registry, "_guards", {name: registry[name] for name in ("own", "product")})
+        call_command(command)
+
+    said = capsys.readouterr().out
+    assert "own: left out: the store 'memory' is in the memory of one process" in said
+    assert "product" in said
