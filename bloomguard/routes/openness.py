@@ -161,7 +161,8 @@ def guarded_views(view: Any) -> Iterator[Any]:
     if isinstance(actions := getattr(view, "actions", None), dict):  # of a viewset: its others have their own routes
         called = (*actions.values(), "dispatch")
         methods = {name: value for name, value in methods.items() if name in called}
-    yield from (each for each in (view, *filter(_is_function, methods.values())) if getattr(each, "guarded_by", ""))
+    functions = [value for value in methods.values() if type(value) is types.FunctionType]  # asks no lazy object
+    yield from (each for each in (view, *functions) if getattr(each, "guarded_by", ""))
 
 
 def is_rest_framework(view: Any) -> bool:
