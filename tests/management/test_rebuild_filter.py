@@ -569,8 +569,8 @@ def test_a_shell_leaves_out_such_a_store_if_no_guard_is_named(settings, monkeypa
     }
     call_command("rebuild_filter", "product", stdout=io.StringIO())
     monkeypatch.setattr(BaseCommand, "_called_from_command_line", True)
+    monkeypatch.setattr(registry, "_guards", {"product": registry["product"]})
     with registered(Product, name="own", lookup="name", store="memory"):
-        monkeypatch.setattr(registry, "_guards", {name: registry[name] for name in ("own", "product")})
         call_command(command)
 
     said = capsys.readouterr().out
