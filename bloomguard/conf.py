@@ -29,8 +29,9 @@ PAGES = "https://github.com/bloomguard/bloomguard/blob/main/docs/"
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Return a question to whoever wrote ``name``; empty if none of the ``known`` names is like it."""
-    near = get_close_matches(str(name), list(known), 1)
-    return f"Did you mean {near[0]!r}?" if near else ""
+    spelt = {each.casefold(): each for each in known}
+    near = get_close_matches(str(name).casefold(), list(spelt), 1)
+    return f"Did you mean {spelt[near[0]]!r}?" if near else ""
 
 
 class Settings:

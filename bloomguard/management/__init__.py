@@ -184,10 +184,19 @@ def _count(text: str) -> float:
     return float(int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]) if found else 0.0
 
 
+_EXACT = "exact for IDs of its range"
+
+
+def room_in_words(kind: str, capacity: int, promised: float) -> str:
+    """Return the number of keys that a filter is made for, and its error rate when it is full."""
+    rate = f" at an error rate of {promised:g}" if kind != "bitmap" else f", {_EXACT}"
+    return f"room for {capacity:,}{rate}"
+
+
 def rate_in_words(kind: str, measured: float, promised: float) -> str:
     """Return the error rate of a filter, now and when it is full; a bitmap has one outside of its range only."""
     if kind == "bitmap":
-        return "exact for IDs of its range"
+        return _EXACT
     return f"error rate {measured * 100:.3g}% now, {promised * 100:.3g}% when full"
 
 

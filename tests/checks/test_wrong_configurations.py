@@ -166,6 +166,7 @@ SETTINGS = [
         "OPTIONS has 'folder'. Known are path",
     ),
     (store({"BACKEND": FILE, "OPTIONS": {"pathh": "/x"}}), "W109", "OPTIONS has 'pathh'. Did you mean 'path'?"),
+    (store({"BACKEND": FILE, "OPTIONS": {"PATH": "/x"}}), "W109", "OPTIONS has 'PATH'. Did you mean 'path'?"),
     (
         store({"BACKEND": REDIS, "OPTIONS": {"urls": "redis://u:hush@h"}}),
         "W109",

@@ -152,7 +152,7 @@ def test_a_dry_run_tells_and_does_nothing():
     said = run("product", "--dry-run")
     (found,) = json.loads(run("product", "--dry-run", "--json"))["guards"]
 
-    assert said.startswith("product: about 5,000 rows; a bitmap filter with room for 7,500 at an error rate of 0.001 ")
+    assert said.startswith("product: about 5,000 rows; a bitmap filter with room for 7,500, exact for IDs of its range")
     assert said.rstrip().endswith(" in 1 shard")
     assert set(found) == {"name", "kind", "rows", "capacity", "error_rate", "bytes", "shards"}
     assert stores["default"].names("product") == []

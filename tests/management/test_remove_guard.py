@@ -53,7 +53,7 @@ def test_nothing_is_left(former, monkeypatch):
     assert not former.exists()
     assert not GuardState.objects.filter(name="former").exists()
     assert not GuardTask.objects.filter(name="former").exists()
-    with pytest.raises(CommandError, match=r"^nothing is left of a guard 'former'; there is no other$"):
+    with pytest.raises(CommandError, match=r"^nothing is left of a guard 'former', nor of another former one$"):
         run("former", "--no-input")
 
 
@@ -173,6 +173,6 @@ def _refused(path):
 @pytest.mark.parametrize("name", ["", "../former", "Former"])
 def test_a_name_that_no_guard_can_have(former, name):
     """No other folder is looked into."""
-    with pytest.raises(CommandError, match=r"nothing is left of a guard .*; there is former$"):
+    with pytest.raises(CommandError, match=r"nothing is left of a guard .*, but of former$"):
         run(name, "--no-input")
     assert former.exists()

@@ -12,7 +12,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from ...routes.explain import Explanation, GuardAnswer, explain
 from ...verdicts import in_words
-from .. import UrlsCommand, counted
+from .. import UrlsCommand, counted, room_in_words
 
 
 class Command(UrlsCommand):
@@ -61,8 +61,8 @@ def _guard(answer: GuardAnswer) -> Iterator[tuple[str, str]]:
         yield "", f"identity {identity}"
     if generation := answer.generation:
         yield "generation", f"{generation['name']}, a {generation['kind']} filter"
-        room, rate = f"room for {generation['capacity']:,}", f"an error rate of {generation['error_rate']:g}"
-        yield "", f"of {generation['bytes']:,} bytes with {room} at {rate}"
+        room = room_in_words(generation["kind"], generation["capacity"], generation["error_rate"])
+        yield "", f"of {generation['bytes']:,} bytes with {room}"
     if state := answer.state:
         status = f"{state['status']}: {state['reason']}" if state["reason"] else state["status"]
         yield "state row", f"version {state['version']}, {status}"

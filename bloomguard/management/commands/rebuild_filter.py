@@ -17,7 +17,7 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, attempt
 from ...state.table import table
-from .. import GuardsCommand, counted, named, rate_in_words, refuse_unmigrated, seconds, size_in_words
+from .. import GuardsCommand, counted, named, rate_in_words, refuse_unmigrated, room_in_words, seconds, size_in_words
 
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
@@ -96,8 +96,8 @@ class Command(GuardsCommand):
                 continue
             figures.append(named(plan))
             self.write(
-                f"{plan.guard}: about {counted(plan.rows)}; a {plan.kind} filter with room for {plan.capacity:,} at an "
-                f"error rate of {plan.error_rate:g} takes {size_in_words(plan.bytes)} in "
+                f"{plan.guard}: about {counted(plan.rows)}; a {plan.kind} filter with "
+                f"{room_in_words(plan.kind, plan.capacity, plan.error_rate)} takes {size_in_words(plan.bytes)} in "
                 f"{counted(plan.shards, 'shard')}"
             )
         return figures

@@ -57,7 +57,8 @@ class Command(JsonCommand):
             has_row = name in of_rows
             if not (has_row or any(found.values())):
                 former = sorted(of_rows - {guard.name for guard in registry})
-                raise CommandError(f"nothing is left of a guard {name!r}; there is {', '.join(former) or 'no other'}")
+                others = f"but of {', '.join(former)}" if former else "nor of another former one"
+                raise CommandError(f"nothing is left of a guard {name!r}, {others}")
             if options["interactive"] and not self._is_confirmed(name):
                 self.stderr.write("nothing was removed")
                 return
