@@ -65,7 +65,6 @@ def install() -> None:
         _put(module, socket=network)
     _put(
         rebuild,
-        secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
         plan_layout=lambda guard, summary: World.current.layout,
         PublishCheck=Unproved,
         check_error_rate=lambda guard, generation, probes: 0.0,
@@ -74,6 +73,11 @@ def install() -> None:
             database_refusals=lambda guard, connection: (),
             unreadable_columns=lambda guard, connection: "",
         ),
+    )
+    _put(
+        standby,
+        secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
+        os=SimpleNamespace(getpid=lambda: World.current.running().pid),
     )
     _put(pages, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
