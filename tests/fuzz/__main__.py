@@ -98,17 +98,16 @@ def run_broken(machine: Any, names: list[str], length: int) -> dict[str, Any]:
 
 
 def create_databases(server: dict[str, str], names: list[str]) -> None:
-    """Databases of a server that forgets everything if the host goes down.
+    """Databases of a server without autovacuum.
 
-    Without autovacuum: after it has analysed a table of one database, its plans, and so the order in which rows meet a
-    unique constraint, are no longer those of the other.
+    After it has analysed a table of one database, its plans, and so the order in which rows meet a unique constraint,
+    are no longer those of the other.
     """
     import psycopg
 
     with psycopg.connect(
         dbname=server["NAME"], user=server["USER"], host=server["HOST"], port=server["PORT"] or None, autocommit=True
     ) as connection:
-        connection.execute("ALTER SYSTEM SET fsync = off")
         connection.execute("ALTER SYSTEM SET autovacuum = off")
         connection.execute("SELECT pg_reload_conf()")
         for name in names:

@@ -166,3 +166,5 @@ RARE = frozenset({
     "heeds_no_savepoint", "waits_for_nobody", "leases_for_ever", "joins_tables_in_one_transaction",
     "fences_after_the_commit", "sees_no_raw_sql",
 })  # fmt: skip
+#: Those about discards, which MySQL and MariaDB never have: see ``is_durable`` in bloomguard/state/transactions.py.
+OF_DISCARDS = frozenset({"discards_at_once", "heeds_no_savepoint"})

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
 from random import Random
@@ -138,6 +138,7 @@ class Machine:
         self.without: Sequence[str] = ()
         self._query = self._all_keys()
         self._watch_commits()
+        self._watch_discards()
 
     def _other(self, guard: Guard) -> Guard:
         made = type(guard)(guard.model)
@@ -315,6 +316,16 @@ class Machine:
                 process = "this" if guards is self.guards else "the other"
                 raise Wrong(f"{process} process denies {one.name} {values}: {decision.reason}")
         self.counts["checks"] += 1
+
+    def _watch_discards(self) -> None:
+        """Count them."""
+        discard = ActiveFilter.discard
+
+        def counted(active: ActiveFilter, keys: Iterable[bytes], name: str) -> None:
+            self.counts["discarded"] += 1
+            discard(active, keys, name)
+
+        ActiveFilter.discard = counted  # type: ignore[method-assign]
 
     def _watch_commits(self) -> None:
         """Now and then look between a COMMIT and what follows it, in the process that does not write.
