@@ -134,7 +134,7 @@ def _selecting(execute: Execute) -> Execute:
 
 
 def _ask_simply(context: LookupContext, query: Any, lookups: tuple[RowLookup, ...]) -> Asked | None:
-    """Ask by the only condition of a query, such as ``get(pk=1)``, but for MAYBE alone.
+    """Ask the guard of a query with one condition, such as ``get(pk=1)``; ``None`` if it does not answer MAYBE.
 
     Hot path: nearly all rows that are asked for exist. MAYBE lets any query pass, so its other parts are not inspected.
     """
@@ -165,7 +165,7 @@ def _ask(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...], 
 
 
 def _ask_each(context: LookupContext, compiler: Any, lookups: tuple[RowLookup, ...]) -> Asked | None:
-    """Ask guard by guard. The first ABSENT takes precedence, and then the first guard with a decision."""
+    """Ask one guard after the other: the first ABSENT is the answer, without one the first guard's decision."""
     query, request = compiler.query, context.request
     asked = None
     for lookup in lookups:
