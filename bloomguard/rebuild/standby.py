@@ -52,8 +52,10 @@ def new_name(here: str) -> str:
 def _is_foreign(name: str, here: str) -> bool:
     """Return whether another database was its source: all those in memory have one prefix, and each process its own."""
     prefix = prefix_of(here)
-    if not name.startswith(prefix) or not here.startswith("sqlite:memory@"):
-        return not name.startswith(prefix)
+    if not name.startswith(prefix):
+        return True
+    if not here.startswith("sqlite:memory@"):
+        return False
     builder = int(name[len(prefix) :][:8], 16)
     return builder != os.getpid() and is_running(builder)
 
