@@ -344,9 +344,10 @@ def _site() -> str:
         module = frame.f_globals.get("__name__", "")
         is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
         # What takes a cursor, or a connection, and a statement only passes it on: the driver, or django-cachalot.
+        # By their classes: a look into the caller's own object, as `request.user`, may load it, or raise anything.
         sender, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
-        is_sql = isinstance(sql, (str, bytes)) or hasattr(sql, "as_string")
-        is_sender = hasattr(sender, "execute") and (hasattr(sender, "fetchone") or hasattr(sender, "cursor"))
+        is_sql = issubclass(type(sql), (str, bytes)) or hasattr(type(sql), "as_string")
+        is_sender = hasattr(type(sender), "execute") and (hasattr(sender, "fetchone") or hasattr(sender, "cursor"))
         if not (is_library or (is_sql and is_sender)):  # a management command can `execute`, too
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         outermost, frame = frame, frame.f_back  # type: ignore[assignment]

@@ -22,6 +22,7 @@ from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.backends.utils import CursorWrapper
 from django.db.migrations.operations import RunSQL
 from django.db.migrations.state import ModelState, ProjectState
+from django.utils.functional import SimpleLazyObject
 
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry
@@ -346,6 +347,23 @@ def test_a_warning_names_no_package_that_only_passes_the_statement_on(built, cap
 
     assert "package.py" not in caplog.text
     assert f"{os.path.basename(sending.__file__)}:" in caplog.text
+
+
+@pytest.mark.parametrize("second", ["lazy", "text"])
+def test_the_call_site_is_found_without_a_look_into_the_callers_objects(built, second):
+    """One that is loaded at its first use, as ``request.user``, may send a query then, or raise anything."""
+
+    def load():
+        raise ZeroDivisionError
+
+    def save(user, also):
+        with connections[database.current].cursor() as cursor:
+            cursor.execute(INSERT, [50, "x"])
+
+    save(SimpleLazyObject(load), SimpleLazyObject(load) if second == "lazy" else "a text")
+
+    assert status("product") == FENCED
+    assert Product.objects.filter(pk=50).exists()
 
 
 def test_an_error_stays_one(built):
