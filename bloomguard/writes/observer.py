@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: A single statement that begins with one of these ends no transaction and undoes nothing, whatever else it contains.
 _PLAIN = re.compile(
-    r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH|SAVEPOINT|RELEASE)\b[^;]*;?\s*", re.IGNORECASE
+    r"\s*(?:SELECT|INSERT|UPDATE|DELETE|PRAGMA|SET|SHOW|WITH|SAVEPOINT|RELEASE)\b[^;]*(?:;\s*)?", re.IGNORECASE
 )
 #: Words by which any other one may, also in literals and quoted names, whose ends are not looked for here.
 _CONTROL = re.compile(r"ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\bCALL\b", re.IGNORECASE)

@@ -12,7 +12,7 @@ from .sql.tokens import MARK, UNKNOWN, WORD, Tokens, Unclear, tokens
 #: On MySQL and MariaDB: another database, or deleted rows of a system-versioned table. A statement may begin after
 #: another one or after a comment; an index hint is none.
 _ELSEWHERE = re.compile(
-    r"(?:\A|[;\n]|\*/|/\*M?!\d*)\s*USE\b(?!\s+(?:INDEX|KEY)\b)|\bsystem_versioning_asof\b", re.IGNORECASE
+    r"(?:\A|[;\n]|\*/|/\*M?!\d*)[^\S\n]*USE\b(?!\s+(?:INDEX|KEY)\b)|\bsystem_versioning_asof\b", re.IGNORECASE
 )
 _MAY_BE_TEMPORARY = re.compile(r"\b(?:TEMP(?:ORARY)?\b|PG_TEMP)", re.IGNORECASE)
 #: Words between TEMP and the name of a table or view.
@@ -43,24 +43,25 @@ def _may_be_temporary(text: str) -> bool:
 
 
 def _hides_one(text: str, vendor: str, tables: Collection[str]) -> bool:
-    """Return whether ``text`` may make a temporary table or view, which hides another one of its name."""
-    try:
-        found = Tokens(tokens(text, vendor))
-    except Unclear:
-        return True
-    for at, (kind, value) in enumerate(found.found):
-        if kind != WORD and _may_be_temporary(value) and _sends_one(kind, value, vendor, tables):
+    """Return whether ``text`` may make a temporary table or view, which hides another one of its name.
+
+    So may its literals, which may be the code of a function, of DO or EXECUTE, though most are no SQL at all.
+    """
+    texts = [text]
+    while texts:
+        try:
+            found = Tokens(tokens(texts.pop(), vendor))
+        except Unclear:
             return True
-        is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
-        if not is_schema and found.word(at) not in ("temp", "temporary"):
-            continue
-        name, _ = found.name(at if is_schema else found.skip(at + 1, _BEFORE_NAME))
-        if name in tables or name == UNKNOWN:
-            return True
+        for at, (kind, value) in enumerate(found.found):
+            if kind != WORD and _may_be_temporary(value) and any(name in value.lower() for name in tables):
+                if kind == MARK:
+                    return True  # a literal with escapes, whose words are not known
+                texts.append(value)
+            is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
+            if not is_schema and found.word(at) not in ("temp", "temporary"):
+                continue
+            name, _ = found.name(at if is_schema else found.skip(at + 1, _BEFORE_NAME))
+            if name in tables or name == UNKNOWN:
+                return True
     return False
-
-
-def _sends_one(kind: str, literal: str, vendor: str, tables: Collection[str]) -> bool:
-    """Return whether a literal may be code that makes one: of a function, of DO or EXECUTE. Most are no SQL at all."""
-    is_escaped = kind == MARK  # so its words are not known
-    return any(name in literal.lower() for name in tables) and (is_escaped or _hides_one(literal, vendor, tables))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bloomguard.writes import isolation
+from bloomguard.writes import isolation, observer, strays
 from bloomguard.writes.sql import reader as sqltext
 from bloomguard.writes.sql.tokens import bare
 
@@ -508,8 +508,10 @@ def test_a_long_literal_takes_no_more_memory_than_itself(vendor, begin):
             lambda sql: isolation.note(sql, SimpleNamespace(vendor="sqlite", alias="none")),
             "INSERT INTO a VALUES " + 20_000 * "('a set of things')",
         ),
+        (observer._never_commits, f"INSERT INTO a VALUES ('{200_000 * ' '}; ')"),
+        (strays._leads_elsewhere, f"INSERT INTO a VALUES ('{200_000 * chr(10)} used')"),
     ],
-    ids=["a literal", "a word again and again"],
+    ids=["a literal", "a word again and again", "spaces", "lines"],
 )
 def test_the_time_for_a_long_text_grows_with_its_length(look, sql):
     """Not with the square of it, which is minutes for a dump of some hundred kilobytes."""
