@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from django.db import DatabaseError, connections
 
@@ -33,26 +31,21 @@ def record_write(effects: frozenset[Effect], alias: str) -> None:
         _writes.append(write)
 
 
-@contextmanager
-def _without_warnings() -> Iterator[None]:
+def _fence() -> None:
+    if not _writes:
+        return
+    reasons: dict[str, dict[Guard, str]] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # Django warns of queries in ready()
-        yield
-
-
-@_without_warnings()
-def _fence() -> None:
-    if _writes:
         unknown_guards.read_once()
-    reasons: dict[str, dict[Guard, str]] = {}
-    for alias, effects, known in list(_writes):
-        for guard, cause in affected_guards(effects, connections[alias]).items():
-            if guard not in known:
-                reason = f"{cause.table} was written before the guard was registered"
-                reasons.setdefault(alias, {})[guard] = reason
-    for alias, new in reasons.items():  # waits once for all guards
-        try:
-            fencing.fence(new, alias)
-        except (StoreError, ConfigurationError, DatabaseError):
-            fencing.fence_soon(new)
+        for alias, effects, known in list(_writes):
+            for guard, cause in affected_guards(effects, connections[alias]).items():
+                if guard not in known:
+                    reason = f"{cause.table} was written before the guard was registered"
+                    reasons.setdefault(alias, {})[guard] = reason
+        for alias, new in reasons.items():  # waits once for all guards
+            try:
+                fencing.fence(new, alias)
+            except (StoreError, ConfigurationError, DatabaseError):
+                fencing.fence_soon(new)
     _writes[:] = [(alias, effects, known | set(registry)) for alias, effects, known in _writes]
