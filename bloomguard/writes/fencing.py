@@ -318,7 +318,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list
     pending = PendingFence(table, name, before, reason)
     if has_begun(connection):
         # If no row was changed, this transaction has deleted it, which others see only after its COMMIT.
-        TransactionObserver.ensure(connection).add_fence(name, pending)
+        TransactionObserver.ensure(connection).add_fence(pending)
         return []
     pending.note_commit()
     return [pending] if changed else []

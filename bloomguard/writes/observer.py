@@ -75,7 +75,7 @@ class TransactionObserver:
     def of(cls, connection: Any) -> TransactionObserver | None:
         """Return the observer of the open transaction, if there is one."""
         for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
-            if known.is_open:
+            if not known.has_lost_connection and has_begun(connection):
                 return known
             known.give_up()  # its connection, or its transaction, has ended
         return None
@@ -93,19 +93,14 @@ class TransactionObserver:
         return known
 
     @property
-    def is_open(self) -> bool:
-        """Whether its transaction is still open, so that it follows no other one."""
-        return self in self.connection.execute_wrappers and not self.has_lost_connection and has_begun(self.connection)
-
-    @property
     def has_lost_connection(self) -> bool:
         """Whether Django has opened another connection since, or none is open: the transaction was rolled back."""
         return self._raw is not self.connection.connection
 
-    def add_fence(self, name: str, fence: PendingFence) -> None:
-        """Finish ``fence`` of the guard ``name`` after the COMMIT; until then the guard passes all requests."""
-        self.pending_fences[name] = fence
-        unadded.begin(self, [name])
+    def add_fence(self, fence: PendingFence) -> None:
+        """Finish ``fence`` after the COMMIT; until then its guard passes all requests."""
+        self.pending_fences[fence.name] = fence
+        unadded.begin(self, [fence.name])
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
