@@ -42,6 +42,8 @@ _BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\
 _MOST_UNREAD = 1_000_000
 #: Stands for those that are not kept: it reads as a statement that may have written anything.
 _UNCLEAR = ("?", "")
+#: Stands for a statement that the connection cannot compose: one that may write anything, and nothing if it fails.
+_UNCOMPOSED = "MERGE"
 _log = LogOnce()
 
 
@@ -152,8 +154,12 @@ def text_of(sql: Any, connection: Any) -> str:
         return sql
     if isinstance(sql, bytes):
         return sql.decode(errors="replace")
-    as_string = getattr(sql, "as_string", None)
-    return as_string(connection.connection) if as_string is not None else str(sql)
+    if not hasattr(sql, "as_string"):
+        return str(sql)
+    try:
+        return str(sql.as_string(connection.connection))
+    except connection.Database.Error:  # the driver raises it too, unless its cursor has dumpers of its own
+        return _UNCOMPOSED
 
 
 class _Unread:

@@ -10,6 +10,7 @@ from contextlib import ExitStack, nullcontext, suppress
 
 import pytest
 from django.db import (
+    DataError,
     IntegrityError,
     InternalError,
     OperationalError,
@@ -18,6 +19,7 @@ from django.db import (
     models,
     transaction,
 )
+from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.backends.utils import CursorWrapper
 from django.db.migrations.operations import RunSQL
@@ -38,7 +40,7 @@ from tests.shop.models import Article, Bundle, Order, Product
 from tests.support import database
 from tests.support.guarding import registered
 from tests.support.mariadb import MYSQL
-from tests.support.orm_writes import atomic, autocommit, sent, without_autocommit
+from tests.support.orm_writes import atomic, autocommit, sent, uninstalled, without_autocommit
 
 from . import sending
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
@@ -256,6 +258,43 @@ def test_a_composed_statement_is_seen(built):
     table = composing.Identifier("public", "shop_product")
     execute(composing.SQL("INSERT INTO {} (id, name) VALUES (%s, %s)").format(table), [7, "x"])
 
+    assert status("product") == FENCED
+
+
+@on_postgresql
+@pytest.mark.parametrize("where", [autocommit, atomic], ids=["autocommit", "atomic"])
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"], ids=["NUL", "half of a pair"])
+def test_what_the_driver_cannot_compose_raises_what_it_did(built, where, text):
+    """As for a text that a user has typed. The guards go on answering, as nothing was sent."""
+    composed = composing.SQL("INSERT INTO shop_product (id, name) VALUES (7, {})").format(composing.Literal(text))
+    with uninstalled(), pytest.raises((DataError, ValueError)) as plain, where():
+        execute(composed)
+    with pytest.raises((DataError, ValueError)) as guarded, where():
+        execute(composed)
+
+    assert guarded.type is plain.type
+    assert status("product") == ARMED
+
+
+@on_postgresql
+@pytest.mark.skipif(not is_psycopg3, reason="psycopg 3's")
+@pytest.mark.parametrize("where", [autocommit, atomic], ids=["autocommit", "atomic"])
+def test_what_only_its_cursor_can_compose_fences(built, where):
+    """A dumper may be registered with a cursor alone, so the text is not known before the statement is sent."""
+    from psycopg.types.string import StrDumper
+
+    class Name:
+        """A value of the project's own."""
+
+    class NameDumper(StrDumper):
+        def dump(self, name):
+            return b"x"
+
+    with where(), connections[database.current].cursor() as cursor:
+        cursor.cursor.adapters.register_dumper(Name, NameDumper)
+        cursor.execute(composing.SQL("INSERT INTO shop_product (id, name) VALUES (7, {})").format(Name()))
+
+    assert Product.objects.filter(pk=7).exists()
     assert status("product") == FENCED
 
 
