@@ -17,6 +17,8 @@ _ELSEWHERE = re.compile(
 _MAY_BE_TEMPORARY = re.compile(r"\b(?:TEMP(?:ORARY)?\b|PG_TEMP)", re.IGNORECASE)
 #: Words between TEMP and the name of a table or view.
 _BEFORE_NAME = frozenset({"exists", "if", "not", "recursive", "table", "view"})
+#: How many literals, one in the other, are looked into: each is read again with all that it has in it.
+_DEEPEST = 10
 
 
 def note(text: str, connection: Any, tables: Collection[str]) -> None:
@@ -42,26 +44,25 @@ def _may_be_temporary(text: str) -> bool:
     return "temp" in text.lower() and _MAY_BE_TEMPORARY.search(text) is not None
 
 
-def _hides_one(text: str, vendor: str, tables: Collection[str]) -> bool:
+def _hides_one(text: str, vendor: str, tables: Collection[str], depth: int = 0) -> bool:
     """Return whether ``text`` may make a temporary table or view, which hides another one of its name.
 
     So may its literals, which may be the code of a function, of DO or EXECUTE, though most are no SQL at all.
+    ``depth``: how many of them ``text`` is in.
     """
-    texts = [text]
-    while texts:
-        try:
-            found = Tokens(tokens(texts.pop(), vendor))
-        except Unclear:
+    try:
+        found = Tokens(tokens(text, vendor))
+    except Unclear:
+        return True
+    for at, (kind, value) in enumerate(found.found):
+        may_be_code = kind != WORD and _may_be_temporary(value) and any(name in value.lower() for name in tables)
+        # The words of a literal with escapes are not known.
+        if may_be_code and (kind == MARK or depth == _DEEPEST or _hides_one(value, vendor, tables, depth + 1)):
             return True
-        for at, (kind, value) in enumerate(found.found):
-            if kind != WORD and _may_be_temporary(value) and any(name in value.lower() for name in tables):
-                if kind == MARK:
-                    return True  # a literal with escapes, whose words are not known
-                texts.append(value)
-            is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
-            if not is_schema and found.word(at) not in ("temp", "temporary"):
-                continue
-            name, _ = found.name(at if is_schema else found.skip(at + 1, _BEFORE_NAME))
-            if name in tables or name == UNKNOWN:
-                return True
+        is_schema = found.mark(at + 1) == "." and (value == "temp" or value.startswith("pg_temp"))
+        if not is_schema and found.word(at) not in ("temp", "temporary"):
+            continue
+        name, _ = found.name(at if is_schema else found.skip(at + 1, _BEFORE_NAME))
+        if name in tables or name == UNKNOWN:
+            return True
     return False
