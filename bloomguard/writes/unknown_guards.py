@@ -29,8 +29,6 @@ REASON = "a process that runs a version of the project without this guard, or wi
 #: Seconds until the next read after one that failed.
 AGAIN_SECONDS = 60.0
 
-Named = frozenset[tuple[str, str]]
-
 
 class UnknownGuard(Guard):
     """Stands for such a guard at one of its tables. What its keys are is unknown, so all columns count."""
@@ -118,7 +116,7 @@ def is_of_another_version(guard: Guard) -> bool:
     return states.table.known(guard.name).definition not in ("", definition) and definition != ""
 
 
-def _named() -> Named:
+def _named() -> frozenset[tuple[str, str]]:
     """Return the names and tables of the unknown guards; of one whose name this process has, also its tables here."""
     if not is_complete:
         return frozenset()

@@ -20,18 +20,7 @@ from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rows import Values, WrittenRows, may_return, returned_rows
-from .statements import (
-    Execute,
-    add_all,
-    add_if_late,
-    fence_all,
-    run,
-    run_idle,
-    running,
-    sent_by,
-    split_idle,
-    wrap,
-)
+from .statements import Execute, add_all, add_if_late, fence_all, run, run_idle, running, sent_by, split_idle, wrap
 from .tables import TrackedTable, folded_column, tracked_tables
 
 
