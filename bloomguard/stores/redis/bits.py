@@ -6,8 +6,9 @@ their checksum is not used.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import chain, islice
+from itertools import islice
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from ...filters.bulk import U64
     from .store import RedisStore
 
-_BITS = 2_000  # bits that one command sets or reads
+_BITS = 2_000  # bits that one command sets
+_CHECKED = 200  # keys that one command checks
 _BIT_BYTES = 36  # bytes of a command for each bit that it sets
 _MOST_IMAGE_BYTES = 1 << 20  # other clients wait for some 2 ms
 _TAG_BYTES = 8
@@ -57,7 +59,7 @@ GET = Operation(3, encode("GET", "u1"))
 _SET = Operation(4, encode("SET", "u1"), encode(1))
 
 
-class ShardCommands:
+class ShardCommands(ABC):
     """Commands to the shards with these ``keys``. Each ``BITFIELD`` command reads both tags of a shard first.
 
     They are encoded here, which takes half the time of redis-py's encoder.
@@ -82,6 +84,23 @@ class ShardCommands:
         """Return a command that reads both tags of a shard, and the ``encoded`` subcommands of so many ``words``."""
         return self.keys[shard], b"*%d\r\n%b%b" % (_TAG_WORDS + words, self._starts[shard], encoded)
 
+    @abstractmethod
+    def check(self, shard: int, digests: Sequence[int]) -> Command:
+        """Return the command that checks keys of one shard, for :meth:`answers`."""
+
+    @abstractmethod
+    def answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
+        """Return for each key whether the filter may contain it; raises :class:`CorruptFilter`."""
+
+    def checks(self, shard: int, digests: Sequence[int]) -> Part:
+        """Return the commands that check many keys of one shard, and the function that decodes their replies."""
+        parts = [digests[start : start + _CHECKED] for start in range(0, len(digests), _CHECKED)]
+
+        def answers(replies: Sequence[Any]) -> list[bool]:
+            return [found for part, reply in zip(parts, replies) for found in self.answers(shard, part, reply)]
+
+        return Part([self.check(shard, part) for part in parts], answers)
+
     def check_recent(self, shard: int, digest: int) -> Command:
         """Return the command that reads the recent bits of one key, for :meth:`all_set`."""
         return self.command(shard, GET, self._recent(digest))
@@ -104,29 +123,16 @@ class Bits(ShardCommands):
         super().__init__(layout, keys)
         self._positions: Callable[[int], list[int]] = layout.shape.positions  # type: ignore[attr-defined]
 
-    def check(self, shard: int, digest: int) -> Command:
-        """Return the command that checks one key."""
-        return self.command(shard, GET, self._positions(digest))
+    def check(self, shard: int, digests: Sequence[int]) -> Command:
+        return self.command(shard, GET, [at for each in digests for at in self._positions(each)])
 
-    def answer(self, shard: int, digest: int, reply: Any) -> bool:
-        """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
-        return self.all_set(shard, reply)
-
-    def checks(self, shard: int, digests: Sequence[int]) -> Part:
-        """Return the commands that check many keys of one shard, and the function that decodes their replies."""
-        placed = [self._positions(digest) for digest in digests]
-        step = _BITS // max(map(len, placed))  # keys that one command checks; of a bitmap, only some have several bits
-        parts = [placed[start : start + step] for start in range(0, len(placed), step)]
-
-        def answers(replies: Sequence[Any]) -> list[bool]:
-            found: list[bool] = []
-            for part, reply in zip(parts, replies):
-                self.check_tags(shard, reply)
-                bits = iter(reply[2:])
-                found += [0 not in list(islice(bits, len(each))) for each in part]
-            return found
-
-        return Part([self.command(shard, GET, list(chain.from_iterable(part))) for part in parts], answers)
+    def answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
+        if len(digests) == 1:  # nearly always
+            return [self.all_set(shard, reply)]
+        self.check_tags(shard, reply)
+        bits = iter(reply[2:])
+        # Of a bitmap, only some keys have several bits.
+        return [0 not in list(islice(bits, len(self._positions(each)))) for each in digests]
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add keys to one shard, and the function that checks their replies."""

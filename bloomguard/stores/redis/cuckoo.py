@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .store import RedisStore
 
 _ENTRIES = 10_000  # entries of a journal to read at once
-_CHECKED = 200  # keys that one command checks
 _CHANGED = 100  # keys that one script call adds or discards: other clients wait for about 0.5 ms
 #: Maximum per shard, so that the script's numbers (doubles) are exact.
 MOST_BUCKETS = 1 << 24
@@ -79,11 +78,7 @@ class Fingerprints(ShardCommands):
             ),
         )
 
-    def check(self, shard: int, digest: int) -> Command:
-        """Return the command that checks one key."""
-        return self._check_command(shard, [digest])
-
-    def _check_command(self, shard: int, digests: Sequence[int]) -> Command:
+    def check(self, shard: int, digests: Sequence[int]) -> Command:
         """Return the command that reads the buckets of all keys, then the bits of the spill of all keys."""
         shape, first, step = self._shape, self.body_bit, self._word_bits
         slots: list[int] = []
@@ -98,11 +93,7 @@ class Fingerprints(ShardCommands):
         words = GET.words * (len(slots) + len(bits))
         return self.joined(shard, words, self._get.encode(slots) + GET.encode(bits))
 
-    def answer(self, shard: int, digest: int, reply: Any) -> bool:
-        """Return whether the filter may contain the key; raises :class:`CorruptFilter`."""
-        return self._answers(shard, [digest], reply)[0]
-
-    def _answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
+    def answers(self, shard: int, digests: Sequence[int], reply: Any) -> list[bool]:
         self.check_tags(shard, reply)
         count, each = len(digests) * self._words, len(self._shape.spill.sizes)
         read = struct.pack(f">{count}{'I' if self._word_bits == 32 else 'q'}", *reply[2 : 2 + count])
@@ -112,15 +103,6 @@ class Fingerprints(ShardCommands):
             or 0 not in bits[each * number : each * (number + 1)]
             for number, digest in enumerate(digests)
         ]
-
-    def checks(self, shard: int, digests: Sequence[int]) -> Part:
-        """Return the commands that check many keys of one shard, and the function that decodes their replies."""
-        parts = [digests[start : start + _CHECKED] for start in range(0, len(digests), _CHECKED)]
-
-        def answers(replies: Sequence[Any]) -> list[bool]:
-            return [found for part, reply in zip(parts, replies) for found in self._answers(shard, part, reply)]
-
-        return Part([self._check_command(shard, part) for part in parts], answers)
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
         """Return the commands that add each key to one shard, and the function that checks their replies.

@@ -49,13 +49,13 @@ class RedisGeneration(Generation):
     def might_contain(self, key: bytes) -> bool:
         """See :attr:`Generation.might_contain`."""
         shard, digest = self.layout.locate(key)
-        (reply,) = self._store.read([self._kind.check(shard, digest)], self.identity)
-        return self._kind.answer(shard, digest, reply)
+        (reply,) = self._store.read([self._kind.check(shard, [digest])], self.identity)
+        return self._kind.answers(shard, [digest], reply)[0]
 
     async def amight_contain(self, key: bytes) -> bool:
         shard, digest = self.layout.locate(key)
-        (reply,) = await self._store.aread([self._kind.check(shard, digest)], self.identity)
-        return self._kind.answer(shard, digest, reply)
+        (reply,) = await self._store.aread([self._kind.check(shard, [digest])], self.identity)
+        return self._kind.answers(shard, [digest], reply)[0]
 
     def might_contain_many(self, keys: Iterable[bytes]) -> list[bool]:
         """Check all keys in one round trip, with one command for some hundred keys of a shard."""
