@@ -103,9 +103,9 @@ def opened_private(path: Path, flags: int) -> Iterator[int]:
         os.close(fd)
 
 
-def lock_file(fd: int, path: Path, how: int, deadline: float) -> None:
-    """Take ``flock``; raises :class:`StoreError` after the deadline, since a stopped process may hold the lock."""
-    pause = 0.00002
+def lock_file(fd: int, path: Path, how: int) -> None:
+    """Take ``flock``; raises :class:`StoreError` after :data:`LOCK_SECONDS`: a stopped process may hold the lock."""
+    deadline, pause = seconds() + LOCK_SECONDS, 0.00002
     while True:
         with suppress(BlockingIOError):
             return fcntl.flock(fd, how | fcntl.LOCK_NB)

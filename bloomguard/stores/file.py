@@ -24,7 +24,6 @@ from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
-from ..process import seconds
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
 from .disk import NotPrivate, check_folder, fcntl, file_id, lock_file, opened_private
@@ -203,7 +202,7 @@ class FileStore(Store):
         try:
             with opened_private(file, os.O_RDWR | os.O_CREAT) as fd:
                 try:
-                    lock_file(fd, file, fcntl.LOCK_EX, seconds() + disk.LOCK_SECONDS)
+                    lock_file(fd, file, fcntl.LOCK_EX)
                     before = os.pread(fd, PAGE_BYTES, 0)
                     if not before:
                         os.fchmod(fd, 0o600)  # restore the bits that the umask removed

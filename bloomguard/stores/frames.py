@@ -269,7 +269,7 @@ class WriteLock:
             try:  # hot path: nearly always no other process has it
                 fcntl.flock(self._fd, how | fcntl.LOCK_NB)
             except BlockingIOError:
-                disk.lock_file(self._fd, self._path, how, seconds() + disk.LOCK_SECONDS)
+                disk.lock_file(self._fd, self._path, how)
             if how == fcntl.LOCK_EX and (now := seconds()) - self._written_at >= disk.WRITABLE_SECONDS:
                 os.pwrite(self._fd, MAGIC[:1], 0)
                 self._written_at = now
