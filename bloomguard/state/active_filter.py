@@ -339,19 +339,15 @@ class ActiveFilter:
                     continue
                 self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
             except (FilterError, StoreError) as error:
-                self._fail_add(state, name, error)
+                self._failure = str(error)
+                if isinstance(error, StoreUnavailable) or name != state.standby:
+                    self._fail_current(error, name)
             # A standby that is not kept yet is still used by processes that have not read the row since.
             if name != state.kept or not drop_standby(state):
                 return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)
         return now is not None and (now is state or now.is_covered_by(state))
-
-    def _fail_add(self, state: State, name: str, error: Exception) -> None:
-        """Handle a failed add: stop using the generation, unless it is the standby or its store is only unreachable."""
-        self._failure = str(error)
-        if isinstance(error, StoreUnavailable) or name != state.standby:
-            self._fail_current(error, name)
 
     def active(self, using: str | None = None) -> str:
         """Return the generation in use, for :meth:`discard`; empty if none is, or if ``using`` may lose a delete."""

@@ -92,8 +92,6 @@ class Breaker:
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
-        if self._probe_at is None:
-            return True
         with self._lock:
             now = clock()
             if self._probe_at is None:

@@ -122,14 +122,13 @@ class Call:
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
         """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
-        connection, replies, has_errors = self._connection, [], False
+        connection, replies = self._connection, []
         try:
             for _ in range(self._round_trip.expected):
                 try:
                     replies.append(connection.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
-                    has_errors = True
             server_id, replies = self._round_trip.read(replies)
         except Exception as error:
             self.abandon()
@@ -137,7 +136,7 @@ class Call:
         except BaseException:
             self.abandon()
             raise
-        if has_errors and is_demoted(replies):
+        if is_demoted(replies):
             self.abandon()
         else:
             self._connection = None

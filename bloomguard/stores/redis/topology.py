@@ -154,11 +154,11 @@ def find_servers(
             f"the store {alias!r} needs either url, as in 'redis://host:6379/0', or cache, the alias of a "
             f"django-redis cache; there {'are both' if url else 'is neither'}"
         )
-    if cache is not None and cache not in settings.CACHES:
-        raise ConfigurationError(
-            f"the store {alias!r}: cache has to be the alias of one of CACHES: {', '.join(settings.CACHES)}"
-        )
     if cache is not None:
+        if cache not in settings.CACHES:
+            raise ConfigurationError(
+                f"the store {alias!r}: cache has to be the alias of one of CACHES: {', '.join(settings.CACHES)}"
+            )
         if cluster or sentinels:
             raise ConfigurationError(
                 f"the store {alias!r}: cluster and sentinels go with url; the servers of CACHES[{cache!r}] are "
