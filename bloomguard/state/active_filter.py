@@ -354,7 +354,7 @@ class ActiveFilter:
         if using is not None and not self.table.holds(using):
             return ""
         state = self.table.renewed(self.name)
-        return state.active if state is not None and state.is_answered_by(state.active) and state.may_forget else ""
+        return state.active if state is not None and state.may_forget(state.active) else ""
 
     def discard(self, keys: Iterable[bytes], name: str) -> None:
         """Remove the keys of deleted rows from the generation ``name``, once each, if it is still the active one.
@@ -363,8 +363,8 @@ class ActiveFilter:
         have missed the row. Never raises or retries: a key kept is a false positive, one removed twice a false 404.
         """
         try:
-            state = self.table.answered_by(name, self.name)
-            generation = self._generation(state, name) if state is not None and state.may_forget else None
+            state = self.table.renewed(self.name)
+            generation = self._generation(state, name) if state is not None and state.may_forget(name) else None
             if generation is not None:
                 generation.discard(keys)
         except (FilterError, StoreError) as error:

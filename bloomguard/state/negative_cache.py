@@ -98,7 +98,7 @@ class NegativeCache:
         state = self._table.lease(self._guard)
         if state is None:
             return None
-        return REMEMBERED if state.is_answered_by(name) and state.may_forget and not is_recent else MAYBE
+        return REMEMBERED if state.may_forget(name) and not is_recent else MAYBE
 
     def is_worth_asking(self, key: bytes, name: str) -> bool:
         """Return whether to query the database for ``key``: at most once in :data:`SECONDS` for each key. May wait."""
@@ -113,8 +113,8 @@ class NegativeCache:
 
     def is_in_use(self, name: str) -> bool:
         """Return whether keys of the generation ``name`` are cached now. May wait."""
-        state = self._table.answered_by(name, self._guard)
-        return state is not None and state.may_forget
+        state = self._table.renewed(self._guard)
+        return state is not None and state.may_forget(name)
 
     def is_proved(self, name: str, using: str, sql: str, parameters: Sequence[Any]) -> bool:
         """Return whether the query ``sql`` on ``using`` gives no row, in data from after ``name`` was published.

@@ -73,11 +73,6 @@ class State:
         """Whether the generations were built from this database, not from one that it is a copy of."""
         return self.database == self.here or not self.generations
 
-    @property
-    def may_forget(self) -> bool:
-        """Whether keys of deleted rows may be discarded: a database that loses the delete changes its identity."""
-        return self.is_ours and self.is_durable
-
     def is_in(self, identity: str) -> bool:
         """Return whether the store with ``identity`` holds the generations. No store is known by an empty one."""
         return bool(identity) and self.identity == identity
@@ -121,6 +116,13 @@ class State:
     def is_answered_by(self, generation: str) -> bool:
         """Return whether ``generation`` is the one that may answer ABSENT."""
         return self.active == generation and self.status == ARMED and self.is_ours
+
+    def may_forget(self, generation: str) -> bool:
+        """Return whether keys of deleted rows may be discarded from ``generation``, or its false positives be cached.
+
+        It has to be the one that answers, and a database that loses the delete has to change its identity.
+        """
+        return self.is_answered_by(generation) and self.is_durable
 
     def is_covered_by(self, earlier: State) -> bool:
         """Return whether adds to all generations of ``earlier`` have reached all generations of this row."""

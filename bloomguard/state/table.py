@@ -85,11 +85,6 @@ class StateTable:
             state = self.lease(name)
         return state
 
-    def answered_by(self, generation: str, name: str) -> State | None:
-        """Return :meth:`renewed` if ``generation`` may answer ABSENT for ``name``. May wait."""
-        state = self.renewed(name)
-        return state if state is not None and state.is_answered_by(generation) else None
-
     def known(self, name: str) -> State:
         """Return the row of ``name`` from the copy, at any age. Not for verdicts."""
         return self.copy.rows.get(name) or State(name)
