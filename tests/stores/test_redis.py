@@ -687,6 +687,26 @@ def test_a_load_that_the_server_evicts_is_no_filter(store, server, monkeypatch):
         made.seal()
 
 
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_a_load_of_which_the_server_evicts_a_piece_is_no_filter(store, server, monkeypatch, kind):
+    """The next piece would begin the key again, with the bits of the others lost."""
+    made = store.create("city", "a", make_layout(capacity=600_000, kind=kind))
+    made.add_many(np.arange(3_000))
+    load, pieces = store.load, []
+
+    def evicting(commands, identity=None):
+        pieces.extend(words for _, words in commands if words[0] == "APPEND")
+        if len(pieces) == 2:
+            server.delete(*server.keys("*:load"))
+        return load(commands, identity)
+
+    monkeypatch.setattr(store, "load", evicting)
+
+    with pytest.raises(StoreError, match=r"where [\d,]+ were sent"):
+        made.seal()
+    assert len(pieces) > 2
+
+
 def test_the_settings_name_one_server():
     """Neither or both of ``url`` and ``cache``, or a URL of something else, are configuration errors."""
     for options in ({}, {"url": "redis://h", "cache": "default"}, {"url": "ftp://h"}, {"cache": "nothing"}):
