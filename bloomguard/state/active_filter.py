@@ -15,11 +15,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..conf import settings
-from ..exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
+from ..exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
 from ..process import LogOnce, after_fork, own_lock
 from ..stores import Generation, Store, stores, turn
-from ..verdicts import ABSENT, COLD, ERROR, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
+from ..verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .negative_cache import NegativeCache
 from .row import ARMED, State, all_stores, locate_store
@@ -182,7 +182,10 @@ class ActiveFilter:
         return self.last_check[0] if self.last_check is not None else ""
 
     def answering(self) -> Generation | Decision:
-        """Return the generation in use, after a check of one key, or why there is none. May wait. Never raises."""
+        """Return the generation in use, after a check of one key, or why there is none. May wait.
+
+        Raises :class:`ConfigurationError`.
+        """
         state = self.table.renewed(self.name)
         if state is None:
             return LEASE
@@ -193,8 +196,6 @@ class ActiveFilter:
             return answering
         except (CorruptFilter, StoreError) as error:
             return self._fail_current(error, state.active)
-        except ConfigurationError:
-            return ERROR
 
     def _why_no_generation(self) -> Decision | None:
         """Return why no store has a generation, so that the state rows are not read; ``None`` if one has."""
