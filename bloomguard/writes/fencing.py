@@ -33,6 +33,8 @@ from .observer import TransactionObserver, has_changed_rows, is_alone
 #: Half a lease less, as clocks differ in speed.
 IDLE_SECONDS = 1.5 * LEASE_SECONDS
 
+_NOTHING = nullcontext()
+
 
 class PendingFence:
     """A fence that is committed together with rows; ``before`` is the state row that other processes see until then."""
@@ -125,7 +127,7 @@ def reading_by_writer(guard: Guard, using: str, *, after_statement: bool = False
     locks_all = is_lock_shared(table, using) and has_begun(connections[using])
     if locks_all or (after_statement and needs_writers_connection(table, guard.name, using)):
         return table.within.reading_by(partial(_committed_rows, table, using))
-    return nullcontext()
+    return _NOTHING
 
 
 def refresh(guard: Guard, using: str) -> None:

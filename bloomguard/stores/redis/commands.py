@@ -92,6 +92,8 @@ class Breaker:
 
     def allows(self) -> bool:
         """Return whether a read may be tried now."""
+        if self._probe_at is None:  # nearly always, and then no read waits for another thread's
+            return True
         with self._lock:
             now = clock()
             if self._probe_at is None:

@@ -83,7 +83,10 @@ def _pattern(vendor: str) -> re.Pattern[str]:
 def tokens(sql: str, vendor: str) -> list[Token]:
     """Return the tokens of ``sql``. Raises :class:`Unclear`."""
     match, position, found = _pattern(vendor).match, 0, list[Token]()
-    while piece := match(sql, position):  # up to the end, as a mark may be any character
+    while position < len(sql):
+        piece = match(sql, position)
+        if piece is None:
+            raise Unclear
         kind, text, position = piece.lastgroup, piece[0], piece.end()
         if kind == "word":
             is_part = found and found[-1] == (MARK, ".")  # of a name, where a keyword is none
