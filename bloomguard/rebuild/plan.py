@@ -202,6 +202,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
         generation = open_active(guard, state)
+        keys = generation.approximate_size()  # reads all of it
     except (StoreError, FilterError) as error:
         return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
     layout = generation.layout
@@ -216,7 +217,7 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     summary = sources.summary()
     if unread := sources.split(generation)[1]:
         reasons.append(f"it was built without {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
-    keys, rows = generation.approximate_size(), summary.count
+    rows = summary.count
     if stale_share(keys, rows) > STALE:
         rows = sources.count()  # the number in the summary may be an estimate
     if stale_share(keys, rows) > STALE:

@@ -169,3 +169,18 @@ def test_age_is_a_reason_only_if_asked_for(product):
     assert assess(product).reasons == ()
     assert assess(product, max_age=26 * 3_600.0).reasons == ()
     assert assess(product, max_age=24 * 3_600.0).reasons == ("it is 25.0 hours old, more than 24.0",)
+
+
+def test_a_damaged_shard_is_a_reason(product, clock, monkeypatch):
+    """Of several shards each is verified when it is first read: also by what asks whether a rebuild is needed."""
+    monkeypatch.setattr(type(stores["default"]), "shard_bytes", 512)
+    Rebuild(product, sleep=clock.sleep).run()
+    (path,) = (stores["default"].path / "product").glob("*.filter")
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 4
+    path.write_bytes(data)
+    forget()
+
+    (reason,) = assess(product).reasons
+
+    assert "checksum" in reason

@@ -192,6 +192,17 @@ def test_what_the_server_lost_is_not_taken_for_absent(site, primary, befall):
         assert site.all_found()
 
 
+def test_a_filter_whose_end_is_damaged_needs_a_rebuild(site, primary):
+    """``rebuild_filter --if-needed`` reads all of it, as a filter that answers nothing would stay so for ever."""
+    (name,) = stores["default"].names("product")
+    key = f"bloomguard:product:{name}:0"
+    with primary.client() as admin:
+        admin.setrange(key, admin.strlen(key) - 8, bytes(8))
+    assert site.absent is Verdict.UNKNOWN
+
+    assert len(assess(site.guard).reasons) == 1
+
+
 #: Refused, reset, black-holed, and answered when nobody waits any more.
 TROUBLE = ["refuse", "reset", "hole", "late"]
 
