@@ -125,8 +125,11 @@ def _last_integer(gathered: str) -> int:
 
 
 def _hexadecimal_uuids(gathered: str) -> bytes:
+    digits = gathered.replace("-", "")
+    if digits[32::33].strip():  # one of another length, after which all keys would be of other bytes
+        return b""
     try:
-        return bytes.fromhex(gathered.replace("-", ""))  # which skips the spaces
+        return bytes.fromhex(digits)  # which skips the spaces
     except ValueError:
         return b""
 

@@ -689,6 +689,14 @@ def test_uuids_of_another_length_stop_the_scan(each_database):
             pages.SCANS["sqlite", "uuid"].unpack(hexadecimal, 1)
 
 
+def test_uuids_of_other_lengths_that_add_up_stop_the_scan_too():
+    """Or the keys of all rows between them would be those of other bytes."""
+    gathered = " ".join(["1" * 30, UUIDS[2].hex, "3" * 34])
+
+    with pytest.raises(RebuildError, match="other values"):
+        pages.SCANS["sqlite", "uuid"].unpack(gathered, 3)
+
+
 @pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
 def test_a_uuid_in_another_form_may_end_a_page_of_sqlite(each_database, monkeypatch):
     """SQLite orders capitals before all others, and a next page by Django's form of it would leave these out."""
