@@ -146,6 +146,7 @@ class Rebuild:
             made = self._create()
             if marks := self.sources.marks():
                 made.add(marks)  # no process has opened it yet
+        self._last_heartbeat = self._clock()
         self._row = self._name_generation(self._row)
         standby.sweep(self.guard, self._names_before, self._row)
         self._seconds += self._clock() - began
@@ -220,7 +221,10 @@ class Rebuild:
         self.refuse()  # again: only since the announcement does a change of the table fence this build
         rows = self._fill(self._generation, self._expected_rows)
         self._generation.seal()
-        verified = sum(check.verify_rows(self._generation) for check in self._checks)
+        verified = 0
+        for check in self._checks:
+            verified += check.verify_rows(self._generation)
+            self._send_heartbeats()
         measured = check_error_rate(self.guard, self._generation, self._probes)
         self._publish(rows, measured)
         self.published = True
@@ -317,6 +321,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
             if one in outcomes:
                 continue
             try:
+                one._send_heartbeats()  # those of the others too: each step may take long
                 done = step(one)
             except Exception as error:
                 one.withdraw()

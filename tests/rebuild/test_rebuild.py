@@ -745,6 +745,45 @@ def test_a_builder_beats_while_it_looks_for_reasons_to_refuse(built, clock, monk
     assert seen == ["beat", "scan"]
 
 
+def test_a_builder_beats_while_it_reads_rows_again(built, clock, monkeypatch):
+    """That takes some 10 ms a tenant too, and what is not announced as alive may be cleared away."""
+    beats = []
+
+    def slow(check, generation):
+        clock.now += 11
+        return 1
+
+    monkeypatch.setattr(verify.PublishCheck, "verify_rows", slow)
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not beats.append(state.name))
+    rebuild = Rebuild(registry["product"], sleep=lambda seconds: None, clock=clock)
+    publish = rebuild._publish
+    monkeypatch.setattr(rebuild, "_publish", lambda *given: beats.append("publish") or publish(*given))
+
+    rebuild.run()
+
+    assert beats == ["product", "publish"]
+
+
+def test_a_builder_beats_while_others_of_its_run_are_announced(built, clock, monkeypatch):
+    """To count the rows of each may take seconds, and there may be many."""
+    beats = []
+    options = {"sleep": lambda seconds: None, "clock": clock}
+    rebuilds = [Rebuild(registry[name], **options) for name in ("product", "order", "article", "place")]
+    for one in rebuilds:
+        plan = one._plan
+
+        def slow(plan=plan):
+            clock.now += 11
+            return plan()
+
+        monkeypatch.setattr(one, "_plan", slow)
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not beats.append(state.name))
+
+    run_all(rebuilds, lambda seconds: beats.append("wait"))
+
+    assert beats[: beats.index("wait")] == ["product", "product", "order"]
+
+
 def test_a_beat_that_fails_ends_no_build(built, clock, monkeypatch):
     """A second without the state rows is no reason to begin a long scan again; the next beat is ten seconds later."""
     monkeypatch.setattr(sources, "PAGE_ROWS", 1)
