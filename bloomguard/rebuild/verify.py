@@ -158,7 +158,7 @@ class Verification:
         """Yield the rows of ``source``, or its share of the sample."""
         if source.is_gathered and self.sample is None:
             for page in source.pages():
-                yield page, partial(_value_at, page)
+                yield page, partial(_value_at, str(self.guard._meta.keys.kinds[0]), page)
             return
         if self.sample is None:
             found: Iterator[Any] = source.all_values(_ROWS_AT_ONCE)
@@ -205,12 +205,15 @@ def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, valu
     return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]
 
 
-def _value_at(page: KeyPage, index: int) -> Any:
-    """Return one value of a page that was gathered."""
+def _value_at(kind: str, page: KeyPage, index: int) -> Any:
+    """Return one value of a page that was gathered, of which ``kind`` is the kind of key."""
     keys: Any = page.keys
-    if isinstance(keys, list):
-        return keys[index].decode()
-    return uuid.UUID(bytes=keys[16 * index : 16 * index + 16]) if isinstance(keys, bytes) else int(keys[index])
+    if isinstance(keys, np.ndarray):
+        return int(keys[index])
+    key = keys[16 * index : 16 * index + 16] if isinstance(keys, bytes) else keys[index]
+    if kind == "text":
+        return key.decode()
+    return uuid.UUID(bytes=key) if kind == "uuid" else int.from_bytes(key, "little", signed=True)
 
 
 class PublishCheck:

@@ -7,7 +7,7 @@ import datetime
 import random
 import sqlite3
 import uuid
-from contextlib import closing
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from itertools import islice
 
@@ -26,6 +26,8 @@ from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.pages import KeyPage
 from bloomguard.rebuild.source import Source
 from bloomguard.rebuild.sources import ScopedSource
+from bloomguard.rebuild.verify import Verification
+from bloomguard.signals import false_negative_found
 from bloomguard.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
@@ -405,10 +407,9 @@ def test_a_text_of_an_enum_is_gathered(each_database):
             cursor.execute("DROP TYPE colour")
 
 
-@pytest.mark.parametrize("kind", [models.IntegerField, models.UUIDField])
-def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh, clock, monkeypatch, each_database):
-    """Also if a page ends between them, as of a table whose column is unique by its model alone."""
-    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+@contextmanager
+def numbered(kind):
+    """A guard that discards, of a table whose column is unique by its model alone, and values for its rows."""
     fields = {"__module__": __name__, "Meta": type("Meta", (), {"app_label": "shop", "managed": False})}
     model = type("Numbered", (models.Model,), {"number": kind(unique=True), **fields})
     values = [uuid.UUID(int=number) if kind is models.UUIDField else number for number in (5, 7, 7, 7, 9)]
@@ -416,19 +417,49 @@ def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh
     with connections[database.current].cursor() as cursor:
         cursor.execute(f"CREATE TABLE shop_numbered (id BIGINT PRIMARY KEY, number {number})")
     try:
-        model.objects.bulk_create(model(pk=pk, number=value) for pk, value in enumerate(values, 1))
         with registered(model, lookup="number", filter="cuckoo") as guard:
-            Rebuild(guard, sleep=clock.sleep).run()
-            clock.now += 10
-            for row in model.objects.filter(number=values[1])[:2]:
-                row.delete()
-
-            assert guard.verdict(values[1]) is Verdict.MAYBE
+            yield guard, [model(pk=pk, number=value) for pk, value in enumerate(values, 1)]
     finally:
         with connections[database.current].cursor() as cursor:
             cursor.execute("DROP TABLE shop_numbered")
         apps.all_models["shop"].pop("numbered", None)
         apps.clear_cache()
+
+
+@pytest.mark.parametrize("kind", [models.IntegerField, models.UUIDField])
+def test_rows_with_one_key_are_all_counted_by_a_filter_that_discards(kind, fresh, clock, monkeypatch, each_database):
+    """Also if a page ends between them, as of a table whose column is unique by its model alone."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    with numbered(kind) as (guard, rows):
+        guard.model.objects.bulk_create(rows)
+        Rebuild(guard, sleep=clock.sleep).run()
+        clock.now += 10
+        for row in guard.model.objects.filter(number=rows[1].number)[:2]:
+            row.delete()
+
+        assert guard.verdict(rows[1].number) is Verdict.MAYBE
+
+
+@pytest.mark.parametrize("kind", [models.IntegerField, models.UUIDField])
+def test_rows_with_one_key_are_all_verified(kind, fresh, clock, monkeypatch, each_database):
+    """Also if they are missing: each is told by its value."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    found = []
+    with numbered(kind) as (guard, rows):
+        Rebuild(guard, sleep=clock.sleep).run()
+        with closing(database.unseen(connections[database.current])) as cursor:
+            for row in rows:
+                stored = repr(row.number.hex) if kind is models.UUIDField else row.number
+                cursor.execute(f"INSERT INTO shop_numbered (id, number) VALUES ({row.pk}, {stored})")
+
+        def note(sender, value, **more):
+            found.append(value)
+
+        false_negative_found.connect(note, sender=type(guard))
+        findings = Verification(guard).run()
+
+        assert findings.missing == findings.rows == len(found) >= len(rows)
+        assert set(found) == {row.number for row in rows}
 
 
 def test_texts_are_not_read_through_the_orm(monkeypatch):
