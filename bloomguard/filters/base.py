@@ -221,7 +221,7 @@ class BodyFilter(Filter):
     def plan(
         cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
     ) -> tuple[Shape, int]:
-        """Return the shape of one shard of at most ``shard_bytes`` and the number of shards; allocates nothing."""
+        """Return the shape of one shard of about ``shard_bytes`` and the number of shards; allocates nothing."""
         whole = cls.growing(capacity, error_rate, **options)
         shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
         if shards > 1:

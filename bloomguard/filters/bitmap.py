@@ -214,7 +214,7 @@ class ExactBitmap(BodyFilter):
 
     @classmethod
     def locate_many(cls, first: BitmapShape, shards: int, key_hash: KeyHash, keys: Keys) -> tuple[U64, U64, U64]:
-        words = key_hash.words(keys)
+        words = key_hash.words(keys)[:, 0]
         places = words - np.uint64(first.low & 0xFFFFFFFFFFFFFFFF)  # modulo 2**64: correct for keys from low on
         outside = (words.view(np.int64) < first.low) | (places >= np.uint64(first.span * shards))
         found = np.zeros(len(places), np.uint64)

@@ -120,7 +120,7 @@ class KeyHash:
         return self._digests(keys, False)[0]
 
     def _digests(self, keys: Any, both: bool) -> tuple[U64, U64 | None]:
-        words, suffix = (self._blake2b(keys), b"") if self.width is None else (self._words(keys), self.secret)
+        words, suffix = (self._blake2b(keys), b"") if self.width is None else (self.words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None
 
@@ -137,11 +137,6 @@ class KeyHash:
         return low, wide
 
     def words(self, keys: Any) -> U64:
-        """Return keys of 8 bytes as 64-bit words, shape ``(n,)``."""
-        assert self.width == 8
-        return self._words(keys)[:, 0]
-
-    def _words(self, keys: Any) -> U64:
         """Return fixed-width keys as little-endian 64-bit words, shape ``(n, width // 8)``."""
         assert self.width is not None
         if isinstance(keys, np.ndarray):
@@ -150,15 +145,12 @@ class KeyHash:
                     f"an array of {keys.dtype} and shape {keys.shape} for keys of {self.width} bytes; arrays have to "
                     "be one-dimensional and of integers, for keys of 8 bytes"
                 )
-            return (
-                np.ascontiguousarray(keys, np.int64 if keys.dtype.kind == "i" else np.uint64)
-                .view(np.uint64)
-                .reshape(-1, 1)
-            )
+            wide = np.ascontiguousarray(keys, np.int64 if keys.dtype.kind == "i" else np.uint64)
+            return wide.view(np.uint64).reshape(-1, 1)
         if not isinstance(keys, (bytes, bytearray, memoryview)):
             keys = list(keys)
             if keys and hasattr(keys[0], "__index__"):  # also a scalar of numpy
-                return self._words(_integers(keys))
+                return self.words(_integers(keys))
             if set(map(len, keys)) - {self.width}:
                 wrong = next(key for key in keys if len(key) != self.width)
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
