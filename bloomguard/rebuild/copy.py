@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..exceptions import BuilderBusy, RebuildError, StoreError
+from ..exceptions import BuilderBusy, FilterError, RebuildError, StoreError
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..state.row import ARMED, State
@@ -104,7 +104,7 @@ class FilterCopy(Rebuild):
     def _naming_origin(self) -> Iterator[None]:
         try:
             yield
-        except StoreError as error:
+        except (StoreError, FilterError) as error:
             name, alias = self.guard.name, self.origin.alias
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
 

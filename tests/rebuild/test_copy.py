@@ -288,7 +288,7 @@ def test_a_copy_that_fails_before_it_is_announced_changes_nothing(shop, move, cl
     move("shared")
     seen = state.table.current("product")
 
-    with pytest.raises(RebuildError, match="the body's checksum is wrong"):
+    with pytest.raises(RebuildError, match="from the store 'files': the body's checksum is wrong"):
         copy("product", "files", clock).run()
 
     assert state.table.current("product") == seen
