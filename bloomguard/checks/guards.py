@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
@@ -145,11 +145,6 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
             hint = "manage.py guard_routes shows why for each pattern. Name the routes, or put @guarded on views."
             yield warn(guard, "bloomguard.W010", f"routes = {AUTO!r} matches no URL pattern", hint)
         return
-    for route, named in guard.routes.items() if isinstance(guard.routes, Mapping) else ():
-        if not isinstance(named, str) and (odd := set(named) - {field.name for field in guard._meta.fields}):
-            text = f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup"
-            hint = f"The fields are {', '.join(field.name for field in guard._meta.fields)}."
-            yield warn(guard, "bloomguard.W102", text, hint)
     try:
         guarded_routes(guard)
     except ConfigurationError as problem:

@@ -19,13 +19,20 @@ class AmbiguousKwargs(ConfigurationError):
 def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
 
-    Raises :class:`ConfigurationError` if a field has no such kwarg, and :class:`AmbiguousKwargs` if it has several.
+    Raises :class:`ConfigurationError` if a field has no such kwarg, or if ``routes`` names another field, and
+    :class:`AmbiguousKwargs` if a field has several.
     """
     captured = tuple(dict.fromkeys(captured))
     where = route if route.startswith("@") else f"route {route!r}"
     named = guard.routes.get(route, {}) if isinstance(guard.routes, Mapping) else {}
     if isinstance(named, str):
         named = {guard._meta.fields[0].name: named}
+    names = [field.name for field in guard._meta.fields]
+    if odd := set(named).difference(names):
+        raise ConfigurationError(
+            f"routes names the field {min(odd)!r} for {route!r}, which is not in lookup; the fields are "
+            f"{', '.join(names)}"
+        )
     chosen = []
     for field in guard._meta.fields:
         wanted, similar = ([named[field.name]], []) if field.name in named else _usual_kwargs(guard, field)
@@ -51,7 +58,8 @@ def kwargs_of_view(
     Raises :class:`ConfigurationError` if a field has none, and as :func:`kwargs_for` does.
     """
     if arg is None:
-        return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *inspect.signature(view).parameters))
+        arguments = [name for name in inspect.signature(view).parameters if name != "request"]
+        return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *arguments))
     named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
     if missing := [field.name for field in guard._meta.fields if field.name not in named]:
         raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
@@ -60,9 +68,10 @@ def kwargs_of_view(
 
 def _usual_kwargs(guard: Guard, field: models.Field[Any, Any]) -> tuple[list[str], list[str]]:
     """Return the names of kwargs that usually carry ``field``, and of those that may carry it beside one of them."""
-    names, similar = [field.name, field.attname], []
-    if len(guard._meta.fields) == 1 and (field.primary_key or field is guard.model._meta.pk):
-        model_name = str(guard.model._meta.model_name)
-        names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
-        similar = [model_name, f"{model_name}_{field.name}"]
+    model_name = str(guard.model._meta.model_name)
+    names, similar = [field.name, field.attname], [f"{model_name}_{field.name}"]
+    if len(guard._meta.fields) == 1:
+        similar.append(model_name)  # beside other fields of the guard, it may be the name of one of them
+        if field.primary_key or field is guard.model._meta.pk:
+            names = ["pk", *names, f"{model_name}_pk", f"{model_name}_id"]
     return list(dict.fromkeys(names)), similar

@@ -17,7 +17,7 @@ from rest_framework.viewsets import ViewSet
 
 from bloomguard.decorators import guarded
 from bloomguard.guards import registry
-from tests.shop.models import Product, Review
+from tests.shop.models import Article, Place, Product, Review
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -101,6 +101,15 @@ def test_a_decorated_view_that_is_told_which_one_is_guarded(shop, capsys, django
     assert [row["answered"] for row in rows(capsys, "product")] == ["route"]
 
 
+def test_the_argument_of_the_request_is_no_id_of_a_model_named_request(shop, monkeypatch):
+    """A decorated view passed everything, as ``request`` might have been the ID."""
+    monkeypatch.setattr(Product._meta, "model_name", "request")
+    shop(path("g/<int:pk>/", guarded("product")(plain)))
+
+    assert warnings_of("product") == []
+    assert [Client().get(f"/g/{pk}/").status_code for pk in (7, 99)] == [200, 404]
+
+
 def test_guard_routes_says_that_a_decorated_view_passes(shop, capsys):
     """Its query asks the guard all the same, if it looks up a product."""
     shop(path("g/<int:product_id>/reviews/<int:pk>/", guarded("product")(review)))
@@ -131,6 +140,59 @@ def test_a_named_route_that_is_told_which_one_is_guarded(shop, build, kwarg, url
         build("named")
         assert warnings_of("named") == []
         assert Client().get(url).status_code == 404
+
+
+@pytest.mark.parametrize("kwarg", ["article", "article_slug"])
+def test_a_slug_beside_one_of_the_guards_model_is_not_taken_for_it(shop, build, kwarg):
+    """The page exists, and its own slug is that of no article; a check names the cure."""
+
+    def page(request, slug, **of_article):
+        return HttpResponse(get_object_or_404(Article, slug=of_article[kwarg]).slug + slug)
+
+    Article.objects.create(slug="long")
+    shop(path(f"a/<slug:{kwarg}>/<slug:slug>/", page, name="page"))
+    with registered(Article, name="named", lookup="slug", routes=["page"]):
+        build("named")
+        assert Client().get("/a/long/two/").status_code == 200
+        assert len(warnings_of("named")) == 1
+
+    with registered(Article, name="told", lookup="slug", routes={"page": kwarg}):
+        build("told")
+        assert [Client().get(url).status_code for url in ("/a/long/two/", "/a/short/two/")] == [200, 404]
+
+
+def test_a_slug_of_several_fields_is_not_guessed_either(shop, build):
+    """The place exists; what is looked up beside its country is the slug of the page."""
+
+    def page(request, country, place_slug, slug):
+        return HttpResponse(get_object_or_404(Place, country=country, slug=place_slug).slug + slug)
+
+    Place.objects.create(country="de", slug="ulm")
+    shop(path("p/<str:country>/<slug:place_slug>/<slug:slug>/", page, name="page"))
+    with registered(Place, name="named", lookup=("country", "slug"), routes=["page"]):
+        build("named")
+        assert Client().get("/p/de/ulm/two/").status_code == 200
+        assert len(warnings_of("named")) == 1
+
+    with registered(Place, name="told", lookup=("country", "slug"), routes={"page": {"slug": "place_slug"}}):
+        build("told")
+        assert [Client().get(f"/p/{path}/two/").status_code for path in ("de/ulm", "fr/ulm")] == [200, 404]
+
+
+def test_a_mapping_that_names_another_field_guards_nothing(shop, build):
+    """With ``lookup = "pk"`` the field is ``id``: the usual kwarg was taken for the ID, not the one that was named."""
+
+    def numbered(request, pk, number):
+        return review(request, product_id=pk, pk=number)
+
+    shop(path("r/<int:pk>/reviews/<int:number>/", numbered, name="review"))
+    with registered(Review, name="named", lookup="pk", routes={"review": {"pk": "number"}}):
+        build("named")
+        found = [each for each in checks.run_checks(tags=["bloomguard"]) if "'named'" in each.msg]
+
+        assert Client().get("/r/7/reviews/55/").status_code == 200
+    assert [each.id for each in found] == ["bloomguard.W102"]
+    assert "the field 'pk' for 'review', which is not in lookup; the fields are id" in found[0].msg
 
 
 def test_a_path_can_be_explained_without_a_guess(shop, capsys):
