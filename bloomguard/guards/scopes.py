@@ -47,13 +47,14 @@ def first_alias_of(alias: str) -> str:
 
     Not one with another user or other options: these may lead to another schema of the same database.
     """
+
+    def access(given: dict[str, Any]) -> tuple[Any, ...]:
+        return (*name_of_database(given), given.get("USER"), given.get("OPTIONS"))
+
     every = connections.settings
-
-    def settings_of(each: str) -> tuple[Any, ...]:
-        return (*name_of_database(every[each]), every[each].get("USER"), every[each].get("OPTIONS"))
-
-    wanted = settings_of(alias)
-    return next(each for each in every if settings_of(each) == wanted)
+    name, wanted = every[alias].get("NAME"), access(every[alias])
+    # Each query asks. With hundreds of databases, comparing more than their names would take longer than the query.
+    return next(each for each, given in every.items() if given.get("NAME") == name and access(given) == wanted)
 
 
 def sets_schema(connection: Any) -> bool:

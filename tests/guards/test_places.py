@@ -466,6 +466,16 @@ def test_databases_of(monkeypatch):
     assert databases_of(Product) == [alias for alias in connections if alias != "postgresql"]
 
 
+def test_databases_of_makes_no_connection(monkeypatch):
+    """With replicas each query asks for them, and one of them may have a driver that this host lacks."""
+    elsewhere = {**connections.settings["default"], "ENGINE": "missing.backend", "NAME": "elsewhere"}
+    with monkeypatch.context() as patch:
+        patch.setitem(connections.settings, "elsewhere", elsewhere)
+        found = databases_of(Product)
+
+    assert found == [*connections, "elsewhere"]
+
+
 # -- a temporary table
 
 
