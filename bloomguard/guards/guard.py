@@ -136,6 +136,11 @@ def _possible(values: Sequence[V], decided: Sequence[Decision]) -> list[V]:
     return [value for value, decision in zip(values, decided) if decision.verdict is not Verdict.ABSENT]
 
 
+def has_own_applies(guard: Guard) -> bool:
+    """Return whether the project has overridden ``applies``, in the class or on the guard itself."""
+    return getattr(guard.applies, "__func__", None) is not Guard.applies
+
+
 def kebab(class_name: str) -> str:
     """Convert ``CityBySlugGuard`` to ``city-by-slug``."""
     stem = class_name.removesuffix("Guard") or class_name

@@ -22,6 +22,7 @@ from ..exceptions import BloomGuardError, ConfigurationError
 from ..filters import FilterError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise
+from ..guards.guard import has_own_applies
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
 from ..lookups.query import RowLookup, concrete
@@ -293,7 +294,7 @@ def _outcome(
     why = f" ({reason})" if reason else ""
     if not places:
         return f"passes{why}"
-    unless = "" if type(guard).applies is Guard.applies else ", if applies(request) returns True"
+    unless = ", if applies(request) returns True" if has_own_applies(guard) else ""
     return f"404 {', or '.join(places)}{why}{unless}"
 
 

@@ -15,6 +15,7 @@ from django.urls import URLResolver, get_resolver, resolvers
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise, may_raise_beside
+from ..guards.guard import has_own_applies
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import own_lock
@@ -202,7 +203,7 @@ def _why_not_at_door(
 ) -> str:
     if not methods & {"GET", "HEAD"}:
         return "its guard and its view have neither GET nor HEAD in common"
-    if type(guard).applies is not Guard.applies:
+    if has_own_applies(guard):
         return f"{type(guard).__name__}.applies needs the request"
     if guard.scope is not None:
         return f"the {guard.scope} that the view reads is not in the path"
