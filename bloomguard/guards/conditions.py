@@ -27,7 +27,8 @@ from django.utils.dateparse import parse_datetime
 
 from .fields import is_parent_link, own_conversions, value_field
 
-_PLAIN = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
+#: Classes of constants.
+CONSTANTS = (bool, int, float, str, bytes, Decimal, uuid.UUID, datetime.date, datetime.time, datetime.timedelta)
 
 CURE = (
     "Compare columns of the row itself with constants or with each other: use exact, in and isnull; for numbers and "
@@ -121,7 +122,7 @@ def _words(value: Any) -> str:
         return _words(value.value)
     if isinstance(value, (str, bytes)):
         return repr(value)
-    if value is None or isinstance(value, _PLAIN):
+    if value is None or isinstance(value, CONSTANTS):
         kind = next((each for each in (bool, int) if isinstance(value, each)), type(value))
         return f"{kind.__name__}:{value!s}"
     if isinstance(value, (set, frozenset)):
@@ -214,7 +215,7 @@ def _doubt_of_value(value: Any) -> str:
         constant = each.value if isinstance(each, (enum.Enum, Value)) else each
         if isinstance(constant, (datetime.date, datetime.time)):
             return f"has the {type(constant).__name__} {constant}, which may be the time of the process's start"
-        if constant is not None and not isinstance(constant, _PLAIN):
+        if constant is not None and not isinstance(constant, CONSTANTS):
             return f"has a {type(constant).__name__}, which is not a constant"
     return ""
 

@@ -6,15 +6,12 @@ every other pattern, :func:`why_not_found` gives the reason.
 
 from __future__ import annotations
 
-import datetime
 import inspect
 import logging
 from abc import ABCMeta
 from collections.abc import Iterable, Iterator
-from decimal import Decimal
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from uuid import UUID
 
 from django.core.exceptions import FieldDoesNotExist
 from django.db.models import Model, QuerySet
@@ -28,6 +25,7 @@ from django.views.generic.detail import SingleObjectMixin
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
+from ..guards.conditions import CONSTANTS
 from ..guards.fields import EXACT, is_own_sql
 from ..lookups.query import RowLookup, concrete, is_plain
 from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
@@ -162,7 +160,6 @@ _WRITES = frozenset(
 )
 #: Attributes of a manager that say something about it, and do not change its queries.
 _OF_EVERY_MANAGER = frozenset({"creation_counter", "auto_created", "use_in_migrations", "_queryset_class"})
-_PLAIN = (str, bytes, int, float, type(None), datetime.date, datetime.time, datetime.timedelta, Decimal, UUID)
 
 
 def why_own_queryset(model: type[Model], queryset: Any) -> str:
@@ -236,4 +233,4 @@ def _is_known_condition(condition: Any) -> bool:
 def _is_plain(value: Any) -> bool:
     if type(value) in (list, tuple, set, frozenset, OrderedSet):
         return all(map(_is_plain, value))
-    return issubclass(type(value), _PLAIN)  # a lazy object claims to be of the class of its value
+    return value is None or issubclass(type(value), CONSTANTS)  # a lazy object claims to be of the class of its value
