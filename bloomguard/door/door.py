@@ -75,14 +75,11 @@ class Door:
         """
         if forwarded_proto is not None:
             scheme = "https" if forwarded_proto.split(",", 1)[0].strip() == self._secure_value else "http"
-        page = self._pages.get((host, scheme))
-        if page is None:
-            name, _, port = host.rpartition(":")
-            if port.isascii() and port.isdecimal():
-                page = self._pages.get((name, scheme))
-                if page is not None and not page.any_port:
-                    page = None
-        return page
+        if page := self._pages.get((host, scheme)):
+            return page
+        name, _, port = host.rpartition(":")
+        page = self._pages.get((name, scheme)) if port.isascii() and port.isdecimal() else None
+        return page if page is not None and page.any_port else None
 
     # The ID is read from the path in a fast way first, and confirmed as Django reads it only if there is no such row.
     # ``carrier`` is the WSGI environment or the ASGI scope: it takes the decisions to the middleware, and the guards

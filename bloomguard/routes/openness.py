@@ -101,7 +101,7 @@ def _is_constant(value: Any) -> bool:
 
 def is_class_based(view: Any) -> bool:
     """Whether ``view`` is what ``as_view()`` of Django's own returns."""
-    return _is_function(view) and view.__code__ is View.as_view().__code__
+    return isinstance(view, types.FunctionType) and view.__code__ is View.as_view().__code__
 
 
 def why_view_is_closed(view: Any) -> str:
@@ -133,7 +133,7 @@ def why_view_is_closed(view: Any) -> str:
 
 def _is_bare(method: Any) -> bool:
     """Whether it is a function like one that is a view itself: under no decorator, and it does not call ``super()``."""
-    return _is_function(method) and not hasattr(method, "__wrapped__") and _holds_constants(method)
+    return isinstance(method, types.FunctionType) and not hasattr(method, "__wrapped__") and _holds_constants(method)
 
 
 def looks_up_first(cls: type[View]) -> bool:
@@ -187,7 +187,7 @@ def allowed_methods(view: Any) -> frozenset[str] | None:
     limits: list[frozenset[str]] = []
     *decorators, innermost = layers(view)
     for layer in decorators:
-        if _is_function(layer) and layer.__code__ in _FROM_MIDDLEWARE:
+        if isinstance(layer, types.FunctionType) and layer.__code__ in _FROM_MIDDLEWARE:
             limits.append(_SAFE)
         if _is_harmless(layer) and (methods := _closure(layer).get("request_method_list")) is not None:
             limits.append(frozenset(methods))
@@ -241,11 +241,11 @@ _FROM_MIDDLEWARE = _wrapper_code(csrf.csrf_protect)
 
 
 def _is_harmless(layer: Any) -> bool:
-    if not _is_function(layer) or layer.__code__ not in _HARMLESS | _FROM_MIDDLEWARE:
+    if not isinstance(layer, types.FunctionType) or layer.__code__ not in _HARMLESS | _FROM_MIDDLEWARE:
         return False
     called = _closure(layer)
     # `__wrapped__` may not be the view that is called: `AdminSite.admin_view` hides its login check like this.
-    if not any(each is layer.__wrapped__ for each in called.values()):
+    if not any(each is vars(layer)["__wrapped__"] for each in called.values()):
         return False
     if layer.__code__ in _HARMLESS:
         return True
@@ -262,10 +262,6 @@ def _closure(function: Any) -> dict[str, Any]:
         except ValueError:  # it was deleted, as at the end of `except ... as error`, or is not assigned yet
             found[name] = cell
     return found
-
-
-def _is_function(layer: Any) -> bool:
-    return isinstance(layer, types.FunctionType)
 
 
 def _where(layer: Any) -> str:
