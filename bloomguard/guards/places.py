@@ -193,7 +193,8 @@ def databases_of(model: type[Model]) -> list[str]:
     """Return the aliases of the different databases in which the routers allow a table of ``model``; no replicas."""
     found: dict[tuple[Any, ...], str] = {}
     replica = {router.db_for_read(model)} - {router.db_for_write(model)}
-    for alias, given in connections.settings.items():  # not of connections, which each thread would have to make
+    # Not of connections, which each thread would have to make. Meanwhile another thread may add a database.
+    for alias, given in list(connections.settings.items()):
         if alias not in replica and not mirror_of(alias) and router.allow_migrate_model(alias, model):
             found.setdefault(name_of_database(given), alias)
     return list(found.values())

@@ -54,7 +54,8 @@ def first_alias_of(alias: str) -> str:
     every = connections.settings
     name, wanted = every[alias].get("NAME"), access(every[alias])
     # Each query asks. With hundreds of databases, comparing more than their names would take longer than the query.
-    return next(each for each, given in every.items() if given.get("NAME") == name and access(given) == wanted)
+    found = (each for each, given in list(every.items()) if given.get("NAME") == name and access(given) == wanted)
+    return next(found)
 
 
 def sets_schema(connection: Any) -> bool:

@@ -476,6 +476,20 @@ def test_databases_of_makes_no_connection(monkeypatch):
     assert found == [*connections, "elsewhere"]
 
 
+def test_a_database_may_be_added_while_they_are_counted(monkeypatch):
+    """By another thread of a project that adds one for each tenant; here by a router, which is asked in between."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        connections.settings.setdefault("late", {**connections.settings["default"], "NAME": "late"})
+
+    before = list(connections)
+    monkeypatch.setattr(database.Router, "allow_migrate", allow_migrate, raising=False)
+    try:
+        assert databases_of(Product) == before
+    finally:
+        del connections.settings["late"]
+
+
 # -- a temporary table
 
 
