@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,11 +74,10 @@ def _of_route(route: GuardedRoute) -> tuple[str, str]:
 
 
 def _of_decorator(pattern: Pattern, guard: Guard, view: Any) -> tuple[str, str]:
-    with suppress(ConfigurationError):  # a check, or the log, reports it
-        try:
-            kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
-        except AmbiguousKwargs as problem:
-            return _closed(guard, problem)
+    try:
+        kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
+    except ConfigurationError as problem:
+        return _closed(guard, problem)
     return ROUTE, "by @guarded, at its place among the view's decorators"
 
 
