@@ -13,7 +13,7 @@ from ..conf import did_you_mean
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..middleware import BloomGuardMiddleware
-from ..routes.kwargs import AmbiguousKwargs, kwargs_of_view
+from ..routes.kwargs import UnclearKwargs, kwargs_of_view
 from ..routes.middleware_place import ELSEWHERE, guards_number, guards_place, may_skip_views, middleware_classes
 from ..routes.openness import guarded_views, is_admin, is_rest_framework
 from ..routes.table import GuardedRoute, table_for
@@ -94,7 +94,7 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
 
 @register("bloomguard")
 def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
-    """Report views under ``@guarded`` without such a guard, or with arguments of which several may carry the ID."""
+    """Report views under ``@guarded`` without such a guard, or whose arguments do not say which is the ID."""
     for pattern in table_for().patterns:
         for view in guarded_views(pattern.callback):
             guard = registry.get(view.guarded_by)
@@ -109,7 +109,7 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
                 break
             try:
                 kwargs_of_view(guard, view, pattern.captured, view.guarded_arg)
-            except AmbiguousKwargs as problem:
+            except UnclearKwargs as problem:
                 text = f"the guard {view.guarded_by!r} does not answer for {pattern.text}: {problem}."
                 hint = f"Name the argument, as in @guarded({view.guarded_by!r}, arg='argument')."
                 yield Warning(text, hint=hint, obj=guard.model, id="bloomguard.W102")

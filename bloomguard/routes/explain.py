@@ -31,7 +31,7 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
-from .kwargs import AmbiguousKwargs, kwargs_for, kwargs_of_view
+from .kwargs import UnclearKwargs, kwargs_for, kwargs_of_view
 from .middleware_place import ELSEWHERE, LAST, MISSING, guards_place
 from .openness import guarded_views, layers
 from .patterns import Pattern
@@ -103,7 +103,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
             why = ""
             try:
                 kwargs_for(guard, pattern.view_name, pattern.captured)
-            except AmbiguousKwargs as problem:
+            except UnclearKwargs as problem:
                 if guard.routes != AUTO and pattern.view_name in guard.routes:
                     why = f"; not before the view: {problem}"
             except ConfigurationError:

@@ -12,15 +12,15 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard
 
 
-class AmbiguousKwargs(ConfigurationError):
-    """Several captured kwargs may carry the ID: one of them has to be named."""
+class UnclearKwargs(ConfigurationError):
+    """The kwarg with the ID has to be named: several may carry it, or ``arg`` leaves out a field."""
 
 
 def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, ...]:
     """Return the names of the ``captured`` kwargs with the lookup's values, in the order of the lookup's fields.
 
     Raises :class:`ConfigurationError` if a field has no such kwarg, or if ``routes`` names another field, and
-    :class:`AmbiguousKwargs` if a field has several.
+    :class:`UnclearKwargs` if a field has several.
     """
     captured = tuple(dict.fromkeys(captured))
     where = route if route.startswith("@") else f"route {route!r}"
@@ -42,7 +42,7 @@ def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, 
                 f"{where} captures {', '.join(captured) or 'nothing'}; expected {' or '.join(wanted)}"
             )
         if others := [name for name in captured if name in (*wanted, *similar) and name != found[0]]:
-            raise AmbiguousKwargs(
+            raise UnclearKwargs(
                 f"{where} captures {' and '.join((found[0], *others))}, and each may be the {field.name} of "
                 f"{guard.model._meta.label}"
             )
@@ -55,14 +55,14 @@ def kwargs_of_view(
 ) -> tuple[str, ...]:
     """Return the arguments of ``view``, under ``@guarded(arg=...)``, with the values of the lookup's fields.
 
-    Raises :class:`ConfigurationError` if a field has none, and as :func:`kwargs_for` does.
+    Raises as :func:`kwargs_for` does, and :class:`UnclearKwargs` if ``arg`` has none for a field.
     """
     if arg is None:
         arguments = [name for name in inspect.signature(view).parameters if name != "request"]
         return kwargs_for(guard, f"@guarded({guard.name!r})", (*captured, *arguments))
     named = {guard._meta.fields[0].name: arg} if isinstance(arg, str) else arg
     if missing := [field.name for field in guard._meta.fields if field.name not in named]:
-        raise ConfigurationError(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
+        raise UnclearKwargs(f"@guarded({guard.name!r}): arg is {arg!r}; add the arguments for {missing}")
     return tuple(named[field.name] for field in guard._meta.fields)
 
 

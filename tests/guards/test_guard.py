@@ -14,7 +14,7 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard
 from bloomguard.guards.registry import Registry, registry
 from bloomguard.process import log_once
-from bloomguard.routes.kwargs import AmbiguousKwargs, kwargs_for
+from bloomguard.routes.kwargs import UnclearKwargs, kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
@@ -216,7 +216,7 @@ def test_a_kwarg_that_cannot_be_told_is_an_error(model, lookup, routes, captured
 )
 def test_of_two_kwargs_none_is_guessed(model, lookup, captured, both):
     """One of them may be the ID of another row: of a review, on the page of its product."""
-    with pytest.raises(AmbiguousKwargs, match=f"route 'r' captures {both}, and each may be the (id|city) of "):
+    with pytest.raises(UnclearKwargs, match=f"route 'r' captures {both}, and each may be the (id|city) of "):
         kwargs_for(make_guard(model, lookup=lookup, routes=["r"]), "r", captured)
 
 

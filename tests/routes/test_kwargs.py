@@ -119,13 +119,15 @@ def test_guard_routes_says_that_a_decorated_view_passes(shop, capsys):
     assert row["reason"].startswith("not before the view: @guarded('product') captures product_id and pk, and each may")
 
 
-def test_guard_routes_shows_a_decorator_that_names_no_field_of_the_guard(shop, capsys):
+def test_a_decorator_that_names_no_field_of_the_guard_is_reported(shop, capsys):
     """With ``lookup = "pk"`` the field is ``id``, so the decorator lets all requests pass, and the query asks."""
     shop(path("g/<int:pk>/", guarded("product", arg={"pk": "pk"})(plain)))
 
     assert Client().get("/g/99/").status_code == 200
     [row] = rows(capsys, "product")
     assert (row["answered"], "add the arguments for ['id']" in row["reason"]) == ("lookup", True)
+    found = [each for each in checks.run_checks(tags=["bloomguard"]) if "@guarded('product')" in each.msg]
+    assert [(each.id, "add the arguments for ['id']" in each.msg) for each in found] == [("bloomguard.W102", True)]
 
 
 def test_a_named_route_with_two_possible_ids_passes(shop, build, capsys):
