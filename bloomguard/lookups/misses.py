@@ -13,7 +13,6 @@ from django.core.exceptions import EmptyResultSet
 from django.db import connections
 
 from ..guards.fields import is_djangos_select
-from ..guards.keys import OutOfRange, Unkeyable
 from ..guards.scopes import DATABASE
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
@@ -31,9 +30,10 @@ _HIDES = (
 def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> bool:
     """Put ``value`` into the negative cache, if ``using`` certainly has no row of it: a query has found none there.
 
-    Nothing else writes to the negative cache, so all conditions are checked here. ``generation`` is
-    :attr:`ActiveFilter.answered_last` from before the query. See :mod:`bloomguard.state.negative_cache`. Return whether
-    the row does not exist. A value that shares its key with others is not cached.
+    Nothing else writes to the negative cache, so all conditions are checked here, but that ``value`` has a key: the
+    filter gave MAYBE for it. ``generation`` is :attr:`ActiveFilter.answered_last` from before the query. See
+    :mod:`bloomguard.state.negative_cache`. Return whether the row does not exist. A value that shares its key with
+    others is not cached.
     """
     try:
         meta, active = guard._meta, guard._runtime.active_filter
@@ -49,7 +49,7 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> b
         if meta.is_exact(value):
             cache.remember(key, generation)
         return True
-    except (Unkeyable, OutOfRange, EmptyResultSet):
+    except EmptyResultSet:  # no column can hold the value, so Django sent no query
         pass
     except Exception as error:
         guard._runtime.log_once(error)
@@ -87,7 +87,5 @@ def confirm_missing(guard: Guard, value: Any) -> None:
         if is_maybe and meta.is_exact(value) and active.negative_cache.is_worth_asking(key, generation):
             connections[using].ensure_connection()
             remember_missing(guard, value, generation, using)
-    except (Unkeyable, OutOfRange):
-        pass
     except Exception as error:
         guard._runtime.log_once(error)
