@@ -35,13 +35,9 @@ class RowLookup:
         self.active_filter = guard._runtime.active_filter
         self.short = guard._runtime.short
         self._width = len(guard._meta.fields)
-        #: ``id`` of a field -> its index in the key. A link to a parent has the same value as the parent's key.
-        self.places: dict[int, int] = {}
-        self._fields: list[Any] = []  # references, so that each `id` stays valid
-        for place, field in enumerate(guard._meta.fields):
-            for column in (field, *_links_to(field, model)):
-                self.places[id(column)] = place
-                self._fields.append(column)
+        self._columns = list(columns_of_key(guard, model))  # references, so that each `id` stays valid
+        #: ``id`` of a field -> its index in the key.
+        self.places = {id(column): place for place, column in self._columns}
         #: The columns of a key of one field that is in no other guard's key: a MAYBE lets their queries pass.
         self.alone: frozenset[int] = frozenset()
 
@@ -184,6 +180,16 @@ def conditions_of(where: WhereNode) -> Sequence[Any]:
     for child in children:
         found += conditions_of(child) if isinstance(child, WhereNode) else (child,)
     return found
+
+
+def columns_of_key(guard: Guard, model: type[Model]) -> Iterator[tuple[int, Any]]:
+    """Yield each field that ``model`` has for a value of the key, after its index in that.
+
+    A link to a parent has the same value as the parent's key.
+    """
+    for place, field in enumerate(guard._meta.fields):
+        for column in (field, *_links_to(field, model)):
+            yield place, column
 
 
 def concrete(model: Any) -> Any:

@@ -27,7 +27,7 @@ from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.conditions import CONSTANTS
 from ..guards.fields import EXACT, is_own_sql
-from ..lookups.query import RowLookup, concrete, is_plain
+from ..lookups.query import RowLookup, columns_of_key, concrete, is_plain
 from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
 from .patterns import Detail, Pattern
 
@@ -83,8 +83,16 @@ def _why_not_found(guard: Guard, pattern: Pattern) -> str:
 
 def looked_up_by(guard: Guard, shown: Detail) -> dict[str, str]:
     """Return the part of ``shown.looked_up`` that compares fields of ``guard``."""
-    compares = RowLookup(guard, shown.model).compares
-    return {name: kwarg for name, kwarg in shown.looked_up.items() if compares(column_of(shown.model, name))}
+    return {
+        name: kwarg
+        for name, kwarg in shown.looked_up.items()
+        if is_of_key(guard, shown.model, column_of(shown.model, name))
+    }
+
+
+def is_of_key(guard: Guard, model: type[Model], field: Any) -> bool:
+    """Return whether ``field`` of ``model`` is the key of ``guard``, or a part of it; also without a filter."""
+    return any(column is field for _, column in columns_of_key(guard, model))
 
 
 def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) -> str:

@@ -24,13 +24,13 @@ from ..guards.fields import may_raise
 from ..guards.guard import has_own_applies
 from ..guards.keys import NoScope, Uncertain, unwrapped
 from ..guards.runtime import decision_for
-from ..lookups.query import RowLookup, concrete
+from ..lookups.query import concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
-from .discovery import looked_up_by, models_named_by, reason_against, why_not_found
+from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
 from .kwargs import UnclearKwargs, kwargs_for, kwargs_of_view
 from .middleware_place import ELSEWHERE, LAST, MISSING, guards_place
 from .openness import guarded_views, layers
@@ -97,7 +97,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
         if not answers_queries(guard):
             continue
         if admin is not None:
-            if "object_id" in pattern.captured and RowLookup(guard, admin.model).compares(admin.model._meta.pk):
+            if "object_id" in pattern.captured and is_of_key(guard, admin.model, admin.model._meta.pk):
                 yield guard, "the admin's own query"
         elif shown is None and not is_known:
             why = ""

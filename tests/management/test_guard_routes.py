@@ -11,6 +11,7 @@ from django.db.models import Q
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404
 from django.urls import path, re_path
+from django.views.generic import DetailView
 from rest_framework.generics import RetrieveAPIView
 
 from tests.shop import models
@@ -174,3 +175,20 @@ def test_another_urlconf(guards, capsys):
     assert rows(capsys, "--urlconf", "tests.shop.urls")[0]["name"] == "product"
     with pytest.raises(CommandError, match=r"there is no URLconf 'no\.such'"):
         call_command("guard_routes", urlconf="no.such")
+
+
+def test_a_guard_whose_normalize_fails_hides_no_other(capsys, settings):
+    """It may ask a service that is down; the commands ended with its error, which did not say of which guard it was."""
+
+    def fail(self, value):
+        raise OSError("down")
+
+    settings.ROOT_URLCONF = urlconf(path("articles/<slug:slug>/", DetailView.as_view(model=Article)))
+    with registered(Article, name="odd", lookup="slug", normalize=fail):
+        call_command("guard_routes", "--json")
+        found = {row["guard"] for row in json.loads(capsys.readouterr().out)["routes"]}
+        call_command("explain_guard", "/articles/a/", "--json")
+        faults = {each["guard"]: each["fault"] for each in json.loads(capsys.readouterr().out)["guards"]}
+
+    assert found == {"article", "odd"}
+    assert "OSError" in faults["odd"]
