@@ -127,22 +127,22 @@ class Scopes(Place):
             raise NoScope("a connection to it may read another database")
         alias, model = connection.alias, self._guard.model
         written = router.db_for_write(model)
-        if alias != written and alias == router.db_for_read(model) and alias not in self._guard.scopes():
-            if self._may_have_own_rows(alias):
-                raise NoScope(f"{alias!r} may be a replica of {written!r}, or a database with rows of its own")
-            alias = written  # of which it is a replica
+        if alias != written and alias == router.db_for_read(model) and self._is_replica(alias, written):
+            alias = written
         return first_alias_of(alias)
 
-    def _may_have_own_rows(self, alias: str) -> bool:
-        """Return whether ``alias``, from which the routers only read now, may be another database than a replica.
+    def _is_replica(self, alias: str, written: str) -> bool:
+        """Return whether ``alias``, from which the routers only read now, is a replica of ``written``.
 
         A router may read from one shard and write to another, for example while it moves rows.
         """
         from .guard import Guard
 
-        if type(self._guard).scopes is not Guard.scopes or mirror_of(alias):
-            return False  # the project says that it is none
-        return router.allow_migrate_model(alias, self._guard.model)
+        if type(self._guard).scopes is not Guard.scopes:
+            return alias not in self._guard.scopes()
+        if not mirror_of(alias) and router.allow_migrate_model(alias, self._guard.model):
+            raise NoScope(f"{alias!r} may be a replica of {written!r}, or a database with rows of its own")
+        return True
 
     def at(self, value: Any, connection: Any = None) -> Scoped:
         """Return ``value`` with the scope of the next query of ``connection``, by default :meth:`current`.
