@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from ..conf import settings
 from ..guards import Guard
 from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
-from ..guards.guard import has_own_applies
 from ..guards.keys import OutOfRange
 from ..guards.places import in_a_thread
 from ..guards.short_check import MOST_KNOWN, Known
@@ -58,7 +57,8 @@ class LookupContext:
 
         Guards answer none of its own queries: one of the guard's model would call it again.
         """
-        if self.request is None or not has_own_applies(guard):
+        # Hot path: without the call of `has_own_applies`.
+        if self.request is None or getattr(guard.applies, "__func__", None) is Guard.applies:
             return True
         if guard not in self.applied:
             self.applied = (*self.applied, guard)

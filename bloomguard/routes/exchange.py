@@ -15,7 +15,6 @@ from django.views.debug import technical_404_response
 
 from ..guards import Guard
 from ..guards.counters import AVOIDED, BLOCKED
-from ..guards.guard import has_own_applies
 from ..lookups.context import KNOWN, LookupContext
 from ..process import log_once
 from ..verdicts import SHADOW, Decision, Verdict, in_words
@@ -52,7 +51,8 @@ class Exchange(LookupContext):
         """Return whether the guard answers at the route; if it would but for its shadow mode, record that."""
         if decision.verdict is not Verdict.ABSENT and decision is not SHADOW:
             return False
-        if route.may_raise(value, captured):
+        # Hot path: one number needs no call.
+        if (type(value) is not int or value >> 63 or len(captured) > 1) and route.may_raise(value, captured):
             return False
         if decision is SHADOW:
             if self.shadow is None and self.applies(route.guard):
@@ -77,7 +77,11 @@ class Exchange(LookupContext):
             if guard not in guards:
                 guards = asked[view] = guards | {guard}
         self.is_guarded = bool(guards)
-        return [guard for guard in guards if has_own_applies(guard) and guard not in self.applied]
+        found = []
+        for guard in guards:  # hot path: a comprehension is a call, and so is `has_own_applies`
+            if getattr(guard.applies, "__func__", None) is not Guard.applies and guard not in self.applied:
+                found.append(guard)
+        return found
 
     def end(self, response: HttpResponseBase, *, sets_etags: bool, is_debug: bool) -> HttpResponseBase:
         """Count the request, and return the response with its headers set. :attr:`guard` is then what caused the 404.
