@@ -234,6 +234,23 @@ def fresh(tmp_path, settings) -> Iterator[None]:
     forget()
 
 
+@pytest.fixture
+def no_cluster(fresh, settings) -> None:
+    """The default store takes its client from a cache of a Cluster; to make one needs its servers, which are down."""
+    settings.CACHES = {
+        "shared": {
+            "BACKEND": "django_redis.cache.RedisCache",
+            "LOCATION": "redis://127.0.0.1:1/0",
+            "OPTIONS": {
+                "REDIS_CLIENT_CLASS": "redis.cluster.RedisCluster",
+                "REDIS_CLIENT_KWARGS": {"host": "127.0.0.1", "port": 1},
+            },
+        }
+    }
+    store = {"BACKEND": "bloomguard.stores.redis.RedisStore", "OPTIONS": {"cache": "shared"}}
+    settings.BLOOMGUARD = {"STORES": {"default": store}}
+
+
 def forget() -> None:
     """Make this process as if it had just started."""
     stores.reset()

@@ -139,7 +139,7 @@ def _rights(alias: str) -> Iterator[CheckMessage]:
 
 
 def _has_store(guard: Guard) -> bool:
-    with suppress(ConfigurationError):  # reported as W101, W103, W105 or W109
+    with suppress(ConfigurationError, StoreUnavailable):  # reported as W101, W103, W105, W109 or W021
         return guard._runtime.active_filter.store is not None
     return False
 

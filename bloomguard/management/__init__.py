@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from tqdm import tqdm
 
-from ..exceptions import BloomGuardError, ConfigurationError
+from ..exceptions import BloomGuardError
 from ..guards import Guard, registry
 from ..rebuild.plan import EXPECTED
 from ..state.table import table
@@ -136,7 +136,7 @@ class UrlsCommand(JsonCommand):
             self.run(options)
         except (ImportError, ImproperlyConfigured) as error:
             raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
-        except ConfigurationError as error:
+        except BloomGuardError as error:
             raise CommandError(str(error)) from error
 
     def run(self, options: dict[str, Any]) -> None:

@@ -324,3 +324,9 @@ def test_a_store_in_memory_is_reported_instead_of_its_filters(mine, settings):
 
     GuardState.objects.create(name="mine", active="a", identity="memory:of-the-site")
     assert [found for found, _, _ in messages()] == ["bloomguard.W045"]
+
+
+def test_a_store_whose_client_cannot_be_created_is_reported_once(mine, no_cluster):
+    """Its servers do not answer: that is W021, and no check ends with a traceback."""
+    (found,) = messages()
+    assert (found[0], "CACHES['shared'] cannot be created" in found[1]) == ("bloomguard.W021", True)

@@ -230,6 +230,12 @@ def test_what_does_not_exist_is_named(arguments, text):
         suggested(*arguments)
 
 
+def test_a_store_whose_client_cannot_be_created_is_named(no_cluster):
+    """As a mistake in the settings is: without a traceback."""
+    with pytest.raises(CommandError, match=r"CACHES\['shared'\] cannot be created"):
+        suggested("shop")
+
+
 def test_nothing_to_suggest_is_said(settings):
     """An empty module would look like a failure."""
     settings.ROOT_URLCONF = urlconf()
