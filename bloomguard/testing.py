@@ -19,6 +19,7 @@ from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
+from urllib.parse import unquote, urlsplit
 
 from asgiref.sync import async_to_sync
 from django.core.cache import caches
@@ -173,7 +174,7 @@ def _first(things: list[str]) -> str:
 def _why(path: str) -> str:
     """Return the guards' verdicts on a path; empty if they cannot be determined."""
     try:
-        found = explain(path.partition("?")[0])
+        found = explain(unquote(urlsplit(path).path))
     except Exception:  # also of a test that must not use the database of the state rows
         return ""
     if found.unguarded:

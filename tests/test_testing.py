@@ -310,6 +310,13 @@ class TestAssertBlocked:
         with pytest.raises(AssertionError, match="response was 200; the guard 'product' answers maybe"):
             assert_blocked(client, "/products/7/")
 
+    @pytest.mark.parametrize("path", ["/products/%37/?page=2", "http://testserver/products/7/"])
+    def test_of_a_path_as_a_client_takes_it(self, client, path):
+        Product.objects.create(pk=7)
+
+        with pytest.raises(AssertionError, match="response was 200; the guard 'product' answers maybe"):
+            assert_blocked(client, path)
+
     def test_of_a_path_without_guard(self, client, settings):
         settings.ROOT_URLCONF = urlconf(
             path("free/<int:number>/", lambda request, number: HttpResponse("x"), name="free")
