@@ -15,10 +15,11 @@ class Verdict(enum.Enum):
 
 
 class Decision(NamedTuple):
-    """A verdict with its reason; the constants below are all decisions."""
+    """A verdict with its reason, and what that means and how to fix it; the constants below are all decisions."""
 
     verdict: Verdict
     reason: str
+    meaning: str
 
 
 def in_words(verdict: str, reason: str) -> str:
@@ -26,45 +27,34 @@ def in_words(verdict: str, reason: str) -> str:
     return verdict if reason == verdict else f"{verdict} ({reason})"
 
 
-ABSENT = Decision(Verdict.ABSENT, "absent")
-OUT_OF_RANGE = Decision(Verdict.ABSENT, "out of range")
-REMEMBERED = Decision(Verdict.ABSENT, "remembered")
-MAYBE = Decision(Verdict.MAYBE, "maybe")
-UNKEYABLE = Decision(Verdict.UNKNOWN, "unkeyable")
-COLD = Decision(Verdict.UNKNOWN, "cold")
-FENCED = Decision(Verdict.UNKNOWN, "fenced")
-WRITING = Decision(Verdict.UNKNOWN, "writing")
-LEASE = Decision(Verdict.UNKNOWN, "lease")
-IDENTITY = Decision(Verdict.UNKNOWN, "identity")
-UNREACHABLE = Decision(Verdict.UNKNOWN, "unreachable")
-UNTRUSTED = Decision(Verdict.UNKNOWN, "untrusted")
-AMBIGUOUS = Decision(Verdict.UNKNOWN, "ambiguous")
-SHADOW = Decision(Verdict.UNKNOWN, "shadow")
-CAUGHT = Decision(Verdict.UNKNOWN, "false absence")
-ERROR = Decision(Verdict.UNKNOWN, "error")
-#: ``BLOOMGUARD["ENABLED"]`` is ``False``. Not counted.
-DISABLED = Decision(Verdict.UNKNOWN, "disabled")
+def _unknown(reason: str, meaning: str) -> Decision:
+    return Decision(Verdict.UNKNOWN, reason, meaning)
+
+
+ABSENT = Decision(Verdict.ABSENT, "absent", "the filter does not contain it")
+OUT_OF_RANGE = Decision(Verdict.ABSENT, "out of range", "the column cannot hold it")
+REMEMBERED = Decision(Verdict.ABSENT, "remembered", "a false positive of the filter: a recent query found no such row")
+MAYBE = Decision(Verdict.MAYBE, "maybe", "the filter contains it, or this is a false positive")
+UNKEYABLE = _unknown("unkeyable", "it is not a valid value for the lookup's field")
+COLD = _unknown("cold", "there is no filter yet; run rebuild_filter")
+FENCED = _unknown("fenced", "the guard is disabled, often after an unconfirmed add; run rebuild_filter")
+WRITING = _unknown("writing", "this process is writing rows whose keys are not in the filter yet")
+LEASE = _unknown("lease", "the state rows cannot be read")
+IDENTITY = _unknown(
+    "identity", "the filter is in another store, or the store was restarted since the build; run rebuild_filter"
+)
+UNREACHABLE = _unknown("unreachable", "the store does not answer")
+UNTRUSTED = _unknown(
+    "untrusted", "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter"
+)
+AMBIGUOUS = _unknown(
+    "ambiguous", "the filter may have the rows of another schema or database, or the catalogue cannot be read"
+)
+SHADOW = _unknown("shadow", "the filter does not contain it, but the guard is in shadow mode, so the request passes")
+CAUGHT = _unknown("false absence", "the row exists, but the filter does not contain it; run rebuild_filter")
+ERROR = _unknown("error", "the guard or bloomguard raised an error")
+#: Not counted.
+DISABLED = _unknown("disabled", "BLOOMGUARD['ENABLED'] is not True, so no guard answers")
 
 #: All of them.
 DECISIONS = tuple(each for each in list(globals().values()) if isinstance(each, Decision))
-
-#: The reason of each decision: what it means and how to fix it.
-MEANING = {
-    "absent": "the filter does not contain it",
-    "out of range": "the column cannot hold it",
-    "remembered": "a false positive of the filter: a recent query found no such row",
-    "maybe": "the filter contains it, or this is a false positive",
-    "unkeyable": "it is not a valid value for the lookup's field",
-    "cold": "there is no filter yet; run rebuild_filter",
-    "fenced": "the guard is disabled, often after an unconfirmed add; run rebuild_filter",
-    "writing": "this process is writing rows whose keys are not in the filter yet",
-    "lease": "the state rows cannot be read",
-    "identity": "the filter is in another store, or the store was restarted since the build; run rebuild_filter",
-    "unreachable": "the store does not answer",
-    "untrusted": "the filter is damaged, or was built for another definition or SECRET_KEY; run rebuild_filter",
-    "ambiguous": "the filter may have the rows of another schema or database, or the catalogue cannot be read",
-    "shadow": "the filter does not contain it, but the guard is in shadow mode, so the request passes",
-    "false absence": "the row exists, but the filter does not contain it; run rebuild_filter",
-    "error": "the guard or bloomguard raised an error",
-    "disabled": "BLOOMGUARD['ENABLED'] is not True, so no guard answers",
-}

@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ..guards import Guard
 from ..guards.counters import digest, listeners
-from ..verdicts import MEANING, Decision, Verdict
+from ..verdicts import Decision, Verdict
 
 Records = list[dict[str, str]]
 
@@ -30,7 +30,7 @@ def _record(guard: Guard, value: Any, decision: Decision) -> None:
                 "key": digest(guard, value),
                 "verdict": decision.verdict.value,
                 "reason": decision.reason,
-                "meaning": MEANING.get(decision.reason, ""),
+                "meaning": decision.meaning,
             }
         )
 

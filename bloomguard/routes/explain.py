@@ -28,7 +28,7 @@ from ..lookups.query import concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
-from ..verdicts import DISABLED, ERROR, MEANING, SHADOW, Decision, Verdict
+from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
 from .kwargs import UnclearKwargs, kwargs_for, kwargs_of_view
@@ -235,7 +235,7 @@ def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch,
         key=_key(guard, value),
         verdict=decision.verdict.value,
         reason=decision.reason,
-        meaning=MEANING[decision.reason],
+        meaning=decision.meaning,
         store=guard.store,
         lease_seconds=round(lease_seconds, 3),
         first_us=first_us,
