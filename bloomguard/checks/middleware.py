@@ -12,6 +12,7 @@ from django.middleware.cache import FetchFromCacheMiddleware
 from ..conf import did_you_mean
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
+from ..lookups.select import answers_queries
 from ..middleware import BloomGuardMiddleware
 from ..routes.kwargs import UnclearKwargs, kwargs_of_view
 from ..routes.middleware_place import ELSEWHERE, guards_number, guards_place, may_skip_views, middleware_classes
@@ -84,9 +85,10 @@ def check_closed(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         if closed and guard.public is None and name not in answered:
             cure = "if an early 404 reveals no more than the view does, set public = True on the guard; else "
             cure = "" if is_rest_framework(routes[0].pattern.callback) else cure
+            lookup = "It answers at the view's own query" if answers_queries(guard) else "It answers no query either"
             yield Info(
                 f"the guard {name!r} does not answer for {where} before its view runs: {closed}.",
-                hint=f"It answers at the view's own query; {cure}remove the route from routes.",
+                hint=f"{lookup}; {cure}remove the route from routes.",
                 obj=guard.model,
                 id="bloomguard.I015",
             )

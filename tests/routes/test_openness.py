@@ -645,6 +645,15 @@ def test_public_is_not_for_rest_framework(shop, build):
     assert note.hint == "It answers at the view's own query; remove the route from routes."
 
 
+def test_a_closed_route_of_a_guard_that_answers_no_query_is_noted_as_unguarded(shop):
+    """Without its lookups nothing is left that the guard would answer."""
+    shop(Permitted.as_view())
+    with registered(Product, name="idle", routes=["product"], lookups=False):
+        found = checks.run_checks(tags=["bloomguard"])
+    [note] = [each for each in found if each.id == "bloomguard.I015" and "'idle'" in each.msg]
+    assert note.hint == "It answers no query either; remove the route from routes."
+
+
 def test_public_false_answers_no_route(shop, settings, build, django_assert_num_queries):
     """The view runs, and its own query is answered."""
     called = []
