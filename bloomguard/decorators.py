@@ -38,9 +38,12 @@ def guarded(name: str, *, arg: str | Mapping[str, str] | None = None) -> Callabl
     Works on sync and async functions and methods, and only for the HTTP methods of the guard. A call without the
     argument, because the URL pattern leaves it to the view's default, passes.
 
-    Raises :class:`ConfigurationError` at once if the view has no argument ``arg``. An error that occurs only when the
-    view is called, such as a guard that does not exist, is logged once, and requests pass.
+    Raises :class:`ConfigurationError` at once if it is used without a name, or the view has no argument ``arg``. An
+    error that occurs only when the view is called, such as a guard that does not exist, is logged once, and requests
+    pass.
     """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"@guarded was given {name!r}; it takes the name of a guard, as in @guarded('city')")
 
     def decorate(view: View) -> View:
         if arg is not None:

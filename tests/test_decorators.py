@@ -318,6 +318,13 @@ def test_a_decorated_view_is_what_it_was():
     assert (page.__name__, page.__doc__) == ("page", "Shows it.")
 
 
+@pytest.mark.parametrize("given", [lambda request, pk: None, ["product"]])
+def test_a_name_that_is_none_is_refused_at_once(given):
+    """Without its parentheses the decorator gets the view, and each request would end with an error."""
+    with pytest.raises(ConfigurationError, match=r"@guarded was given .*; it takes the name of a guard"):
+        guarded(given)
+
+
 @pytest.mark.parametrize("arg", ["number", {"id": "number"}])
 def test_an_argument_that_the_view_lacks_is_refused_at_once(arg):
     """The mistake is said where it is made: when the module is imported."""
