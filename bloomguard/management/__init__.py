@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
 
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from tqdm import tqdm
@@ -135,7 +136,8 @@ class UrlsCommand(JsonCommand):
         try:
             self.run(options)
         except (ImportError, ImproperlyConfigured) as error:
-            raise CommandError(f"there is no URLconf {options['urlconf']!r}: {error}") from error
+            urlconf = options["urlconf"] or settings.ROOT_URLCONF
+            raise CommandError(f"there is no URLconf {urlconf!r}: {error}") from error
         except BloomGuardError as error:
             raise CommandError(str(error)) from error
 

@@ -230,6 +230,14 @@ def test_what_does_not_exist_is_named(arguments, text):
         suggested(*arguments)
 
 
+def test_the_sites_own_urlconf_is_named(settings):
+    """Also if the command was given none."""
+    settings.ROOT_URLCONF = "no.urls"
+
+    with pytest.raises(CommandError, match=r"no URLconf 'no\.urls'"):
+        suggested("shop")
+
+
 def test_a_store_whose_client_cannot_be_created_is_named(no_cluster):
     """As a mistake in the settings is: without a traceback."""
     with pytest.raises(CommandError, match=r"CACHES\['shared'\] cannot be created"):
