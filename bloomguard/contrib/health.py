@@ -9,7 +9,7 @@ a guard that the project lists in ``require`` is not armed.
 from __future__ import annotations
 
 from asyncio import _get_running_loop
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -21,35 +21,38 @@ from ..process import start_thread
 from ..state.row import ARMED
 from ..verdicts import LEASE, Decision
 
-#: Seconds for which an event loop waits for the state of a guard.
+#: Seconds for which an event loop waits for the states of the guards.
 _LOOP_SECONDS = 0.1
 
 
 def state_of(guard: Guard) -> str:
-    """Return ``"armed"``, or why this process lets every request to the guard pass, such as ``"cold"``.
+    """Return ``"armed"``, or why this process lets every request to the guard pass, such as ``"cold"``. Never raises.
+
+    May wait for the database and the store.
+    """
+    answering = guard._runtime.answering()
+    return answering.reason if isinstance(answering, Decision) else ARMED
+
+
+def armed_guards() -> dict[str, bool]:
+    """Return whether each guard is armed, by its name; without those for which the database does not answer.
 
     Never raises. On an event loop, where an ASGI app of metrics collects and Django refuses queries, a thread asks.
     """
-    answers: list[Any] = []
+    armed: dict[str, bool] = {}
 
     def ask() -> None:
-        answers.append(guard._runtime.answering())
+        for guard in registry:
+            state = state_of(guard)
+            if state != LEASE.reason:
+                armed[guard.name] = state == ARMED
 
     if _get_running_loop() is None:
         ask()
     else:
         with suppress(RuntimeError):  # no thread can be started
             start_thread(ask).wait(_LOOP_SECONDS)
-    answering = answers[0] if answers else LEASE
-    return answering.reason if isinstance(answering, Decision) else ARMED
-
-
-def armed_guards() -> Iterator[tuple[str, bool]]:
-    """Yield the name of each guard, and whether it is armed, unless the database does not answer."""
-    for guard in registry:
-        state = state_of(guard)
-        if state != LEASE.reason:
-            yield guard.name, state == ARMED
+    return armed.copy()  # the thread may go on
 
 
 def mode_of(guard: Guard) -> str:

@@ -134,6 +134,7 @@ def test_an_asgi_app_gets_the_same(shop, clock, monkeypatch):
     finally:
         end.set()
     assert all(ended.wait(60) for ended in asking)
+    assert len(asking) == 2, "one thread for all guards: so the loop waits once, however many there are"
 
 
 def test_an_asgi_app_gets_no_samples_where_no_thread_can_be_started(shop, monkeypatch):

@@ -57,5 +57,5 @@ def _sum(*names: str) -> Read:
 
 
 def _armed(options: CallbackOptions) -> Iterable[Observation]:
-    for guard, is_armed in armed_guards():
+    for guard, is_armed in armed_guards().items():
         yield Observation(int(is_armed), {"guard": guard})

@@ -70,7 +70,7 @@ class StateCollector:
         gauge = GaugeMetricFamily(
             "bloomguard_guard_armed", "Whether the guard has a filter that may answer.", labels=["guard"]
         )
-        for guard, is_armed in armed_guards():
+        for guard, is_armed in armed_guards().items():
             gauge.add_metric([guard], float(is_armed))
         yield gauge
 
