@@ -88,14 +88,14 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
 
     Checks nothing if ``databases`` are given and the one of the state rows is not among them.
     """
-    guards = [guard for guard in registry if _has_store(guard)]
     alias = table.connection.alias
-    if not guards or (databases is not None and alias not in databases):
+    if not list(registry) or (databases is not None and alias not in databases):
         return
     try:
         rows = GuardState.objects.using(alias).in_bulk()
-        for guard in guards:
-            yield from _filter(guard, rows.get(guard.name))
+        for guard in registry:
+            with suppress(ConfigurationError, StoreUnavailable):  # reported as W101, W103, W105, W109 or W021
+                yield from _filter(guard, rows.get(guard.name))
         for name in sorted(rows.keys() - {guard.name for guard in registry}):
             yield Warning(
                 f"the state row {name!r} is of no guard of this project: the first write of each process to its table "
@@ -136,12 +136,6 @@ def _rights(alias: str) -> Iterator[CheckMessage]:
                 id="bloomguard.W042",
             )
             return
-
-
-def _has_store(guard: Guard) -> bool:
-    with suppress(ConfigurationError, StoreUnavailable):  # reported as W101, W103, W105, W109 or W021
-        return guard._runtime.active_filter.store is not None
-    return False
 
 
 def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
