@@ -54,8 +54,7 @@ class Settings:
     def forget(self, *, setting: str, **kwargs: Any) -> None:
         """Drop what is cached, because the setting has changed."""
         if setting in ("BLOOMGUARD", "SECRET_KEY", "SECRET_KEY_FALLBACKS"):
-            self.__dict__.pop("is_enabled", None)
-            self.__dict__.pop("secrets", None)
+            vars(self).clear()
 
     @property
     def stores(self) -> dict[str, dict[str, Any]]:

@@ -76,8 +76,8 @@ class Series:
 
     def by_reason(self, name: str) -> dict[str, int]:
         """Return the parts of a total that are not 0, the largest first: ``absent`` by reason, for example."""
-        totals = {part: sum(self.counts.get(part, ())) for part in SUMS.get(name, (name,))}
-        return {part: totals[part] for part in sorted(totals, key=totals.__getitem__, reverse=True) if totals[part]}
+        totals = Counter({part: sum(self.counts.get(part, ())) for part in SUMS.get(name, (name,))})
+        return {part: total for part, total in totals.most_common() if total}
 
     @property
     def times(self) -> list[datetime]:
