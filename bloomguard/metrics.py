@@ -218,15 +218,13 @@ class Flusher:
         """Write all new counts to the stores; those for a store that fails are kept for the next flush."""
         with self._lock:
             news = self._new_counts()
+            for listener in self.listeners:
+                try:
+                    listener(news)
+                except Exception as error:
+                    log_once.error(error, "bloomguard could not pass its counts on to a listener")
             self._sort(news)
-            try:
-                self._write()
-            finally:
-                for listener in self.listeners:
-                    try:
-                        listener(news)
-                    except Exception as error:
-                        log_once.error(error, "bloomguard could not pass its counts on to a listener")
+            self._write()
 
     def _new_counts(self) -> News:
         counted, flushed = counts.read(), self._flushed
