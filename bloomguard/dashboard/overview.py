@@ -143,11 +143,6 @@ class Line:
     days_left: int | None = None
 
     @property
-    def name(self) -> str:
-        """The guard's name."""
-        return self.guard.name
-
-    @property
     def label(self) -> str | Promise:
         """The label of the state."""
         return STATES[self.state][0]
@@ -222,7 +217,7 @@ class Overview:
             )
             left -= line.bytes if isinstance(answers, Generation) and line.bytes <= left else 0
             lines.append(line)
-        return sorted(lines, key=lambda line: (line.is_healthy, line.name))
+        return sorted(lines, key=lambda line: (line.is_healthy, line.guard.name))
 
     @cached_property
     def series(self) -> dict[str, Series]:
