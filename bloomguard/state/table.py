@@ -24,6 +24,7 @@ from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
 from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, Rows, State, Within, new_token
+from .vanished import PUT_BACK, VanishedRows
 
 logger = logging.getLogger("bloomguard")
 
@@ -55,7 +56,7 @@ class StateTable:
         self.fences: dict[str, tuple[Any, float]] = {}
         self._failed_at, self._failed_for = float("-inf"), 0.0
         self._here = ""  # the identity of the database that was read last
-        self._vanished: dict[str, tuple[float, State]] = {}  # see :meth:`_with_vanished`
+        self._vanished = VanishedRows(lambda: self.clock())
         self._lock = own_lock(self, "_lock")
         self._keeping = own_lock(self, "_keeping")
         self.within = Within()
@@ -193,20 +194,11 @@ class StateTable:
     def _with_vanished(self, rows: Rows) -> Rows:
         """Return ``rows``, and for two leases a fenced row for each one that was deleted since the last read.
 
-        A deletion by SQL, as by ``manage.py flush``, is no fence: other processes may still answer by their copy of it.
+        One that is put back as it was is fenced before the next read, as writers may have added nothing meanwhile.
         """
-        now = self.clock()
-        for name, before in self.copy.rows.items():
-            if name not in rows and before.generations:
-                fence = before.fenced_at if before.status == FENCED else f"vanished {new_token()}"
-                tables, definition, here = before.tables, before.definition, self._here
-                fenced = State(name, 0, FENCED, fenced_at=fence, tables=tables, definition=definition, here=here)
-                self._vanished[name] = now, fenced
-        for name, (since, _) in list(self._vanished.items()):
-            if name in rows or now - since >= EXPIRY_SECONDS:
-                self._vanished.pop(name, None)
-        # A copy first: another thread, which reads the rows too, may change it meanwhile.
-        return {**rows, **{name: state for name, (_, state) in list(self._vanished.items())}}
+        found, returned = self._vanished.follow(self.copy.rows, rows, self._here, EXPIRY_SECONDS)
+        self.overdue.update(dict.fromkeys(returned, PUT_BACK))
+        return found
 
     def row(self, name: str) -> GuardState | None:
         """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""
@@ -215,7 +207,7 @@ class StateTable:
     def forget(self) -> None:
         """Drop the copy and the connection, as if the process had just started."""
         self.copy = Copy(*NEVER)  # a new object: caches that compare the copy by identity are dropped too
-        self._vanished = {}
+        self._vanished.forget()
         self.fences.clear()
         self.overdue.clear()
         self._failed_at = float("-inf")

@@ -16,6 +16,7 @@ from bloomguard.models import GuardState
 from bloomguard.state.connection import DatabaseConnection, StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
+from bloomguard.state.vanished import _Vanished
 from tests.conftest import Clock, Counting
 from tests.support import database
 from tests.support.interruptions import InterruptedLock
@@ -434,13 +435,15 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
 
 def test_rows_may_vanish_while_another_thread_reads(table):
     """Each read looks through what has vanished, and notes more."""
+    vanished = table._vanished._found
 
-    class Meanwhile(tuple):
-        def __iter__(self):
-            table._vanished[f"town-{len(table._vanished)}"] = table.clock(), State("town", status=FENCED)
-            return super().__iter__()
+    class Meanwhile(_Vanished):
+        @property
+        def since(self):
+            vanished[f"town-{len(vanished)}"] = _Vanished(table.clock(), State("town"), State("town", status=FENCED))
+            return self[0]
 
-    table._vanished["city"] = Meanwhile((table.clock(), State("city", status=FENCED)))
+    vanished["city"] = Meanwhile(table.clock(), State("city"), State("city", status=FENCED))
 
     assert table.current("city").status == FENCED
 
@@ -471,6 +474,63 @@ def test_a_row_that_comes_back_is_as_it_is(table):
     table.swap(table.current("city"), active="b", status=ARMED)
 
     assert table.current("city") == State("city", version=1, active="b")
+
+
+def take_away(table, how):
+    """A program that is no process of the site takes the state rows away; return what puts them back as they were."""
+    alias, name = table.connection.alias, GuardState._meta.db_table
+
+    def run(sql):
+        with connections[alias].cursor() as cursor, connections[alias].execute_wrapper(unseen):
+            cursor.cursor.execute(sql)
+
+    def unseen(execute, *arguments):
+        return execute(*arguments)
+
+    if how == "rename":
+        run(f"ALTER TABLE {name} RENAME TO hidden_rows")
+        return lambda: run(f"ALTER TABLE hidden_rows RENAME TO {name}")
+    run(f"CREATE TABLE hidden_rows AS SELECT * FROM {name}")
+    run(f"DELETE FROM {name}")
+    return lambda: (run(f"INSERT INTO {name} SELECT * FROM hidden_rows"), run("DROP TABLE hidden_rows"))
+
+
+@pytest.mark.parametrize("how", ["rename", "delete"])
+def test_a_row_that_is_put_back_is_fenced(table, how, caplog):
+    """While it was away, each process that writes has added nothing to the filter that it names."""
+    other = another(table)
+    table.swap(State("city"), active="a")
+    table.renew()
+    put_back = take_away(table, how)
+    try:
+        table.clock.now += 1
+        assert not table.renewed("city").takes_adds
+        table.clock.now += 5
+        assert not table.renewed("city").generations
+    finally:
+        put_back()
+    table.clock.now += 1
+
+    found = [table.renewed("city"), table.renewed("city").status]
+    assert found == [None, FENCED]
+    assert other.current("city").status == FENCED
+    assert "was taken away and put back" in caplog.text
+
+
+def test_a_row_of_another_filter_is_not_one_that_was_put_back(table):
+    """After a flush and a rebuild the guard answers."""
+    table.swap(State("city"), active="a")
+    table.renew()
+    GuardState.objects.using(table.connection.alias).all()._raw_delete(table.connection.alias)
+    table.current("city")
+    table.clock.now += 5
+    table.renew()
+    other = another(table)
+    other.swap(other.current("city"), active="b")
+    table.clock.now += 1
+
+    assert table.renewed("city").is_answered_by("b")
+    assert not table.overdue
 
 
 def test_a_fence_is_built_once(table, caplog):
