@@ -67,7 +67,7 @@ class StateTable:
         within = self.within
         if within.read is not None and within.copy.read_at >= read_at:
             read_at, rows = within.copy
-        if self.clock() - read_at >= LEASE_SECONDS:
+        if not 0.0 <= self.clock() - read_at < LEASE_SECONDS:
             return None
         return rows.get(name) or State(name, here=self._here)
 
@@ -76,7 +76,7 @@ class StateTable:
         copy, within = self.copy, self.within
         if within.read is not None and within.copy.read_at >= copy.read_at:
             copy = within.copy
-        return None if self.clock() - copy.read_at >= LEASE_SECONDS else copy.rows
+        return copy.rows if 0.0 <= self.clock() - copy.read_at < LEASE_SECONDS else None
 
     def renewed(self, name: str) -> State | None:
         """Return :meth:`lease`, after a new read of the rows if it expired. May wait."""
@@ -105,6 +105,8 @@ class StateTable:
             is_mine = self._lock.acquire(timeout=RENEWAL_PATIENCE)
             if not is_mine:
                 return False
+            if max(self.copy.read_at, self._failed_at) > self.clock():  # asked last: other threads read rows, too
+                self._restart_clock()
             now = self.clock()
             if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
@@ -112,6 +114,11 @@ class StateTable:
         finally:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
+
+    def _restart_clock(self) -> None:
+        """Drop all times: the clock went back, as that of a container that another host restores from a checkpoint."""
+        self.copy, self._failed_at = Copy(*NEVER), float("-inf")
+        self.fences.clear()
 
     def _must_pause(self, now: float, after: float | None) -> bool:
         """Return whether the last read failed less than a lease ago: a database in trouble is not to be overloaded."""

@@ -76,6 +76,35 @@ def test_a_lease_lasts_less_than_a_second(table):
     assert len(table.connection.statements) == asked
 
 
+def test_a_clock_that_goes_back_ends_every_lease(table, monkeypatch):
+    """As in a container that another host restores from a checkpoint: a copy from its future would be used for hours.
+
+    Nor does a write wait for hours for a fence, or a request for the pause after a failure."""
+    other = another(table)
+    other.swap(State("city"), active="a")
+    other.fence("city", "because")
+    slept = []
+    table.sleep = slept.append
+    table.renew()
+    table.clock.now -= 3_600
+
+    assert table.lease("city") is None
+    assert table.leased_rows() is None
+    table.wait_for_fence(table.renewed("city"))
+    assert slept == [2.0]
+
+    table.clock.now += 7_200
+    with monkeypatch.context() as broken:
+        broken.setattr(table.connection, "execute", fail)
+        assert not table.renew()
+    table.clock.now -= 3_600
+    assert table.renewed("city").status == FENCED
+
+
+def fail(*arguments):
+    raise OperationalError("gone")
+
+
 def test_a_lease_counts_from_before_the_question(table):
     """While the database takes its time to answer, the lease is running."""
 
