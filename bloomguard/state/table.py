@@ -153,7 +153,7 @@ class StateTable:
         read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self.within.copy = Copy(now, self._with_vanished(read()))
+                self.within.copy = Copy(now, self._with_vanished(self.copy.rows, read()))
             except DatabaseError:
                 return False
             self._note_fences(self.within.copy)
@@ -198,14 +198,9 @@ class StateTable:
         self._keep(Copy(asked, rows))
         return rows.get(name) or State(name, here=self._here)
 
-    def _with_vanished(self, rows: Rows) -> Rows:
-        """Return ``rows``, and for two leases a fenced row for each one that was deleted since the last read.
-
-        One that is put back as it was is fenced before the next read, as writers may have added nothing meanwhile.
-        """
-        found, returned = self._vanished.follow(self.copy.rows, rows, self._here, EXPIRY_SECONDS)
-        self.overdue.update(dict.fromkeys(returned, PUT_BACK))
-        return found
+    def _with_vanished(self, known: Rows, rows: Rows) -> Rows:
+        """Return ``rows``, and for two leases a fenced row for each one of ``known`` that was deleted meanwhile."""
+        return {**rows, **self._vanished.fences(known, rows, self._here, EXPIRY_SECONDS)}
 
     def row(self, name: str) -> GuardState | None:
         """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""
@@ -257,25 +252,34 @@ class StateTable:
         return {row[0]: State(*row, **along) for row in found}
 
     def _read(self) -> Rows:
+        known, asked = self.copy.rows, self.clock()
         try:
-            rows, _ = self.connection.execute(self._proved_query)
-        except DatabaseError as error:
-            if self.connection.omit_refused_function(error):
-                return self._read()
-            if is_locked(error) or is_denied(error) or self.connection.has_table(GuardState._meta.db_table):
-                raise
-            return self._with_vanished({})  # not migrated yet, or no more
+            rows = self._fetch()
         except AssertionError as error:
             if _is_forbidden(error):
                 return {}  # the guards of this test are cold
             raise
+        if not self.connection.is_temporary:
+            # Fenced before the next read: meanwhile writers may have added nothing.
+            self.overdue.update(dict.fromkeys(self._vanished.put_back(known, rows, asked), PUT_BACK))
+        return self._with_vanished(known, rows)
+
+    def _fetch(self) -> Rows:
+        try:
+            rows, _ = self.connection.execute(self._proved_query)
+        except DatabaseError as error:
+            if self.connection.omit_refused_function(error):
+                return self._fetch()
+            if is_locked(error) or is_denied(error) or self.connection.has_table(GuardState._meta.db_table):
+                raise
+            return {}  # not migrated yet, or no more
         is_standby, here, is_durable = rows[0][:3]
         if is_standby:
             self.connection.close()
             raise OperationalError("the state rows were read from a standby server, which may lag behind")
         self._here = here or self.connection.here
         along: dict[str, Any] = {"here": self._here, "is_durable": bool(is_durable)}
-        return self._with_vanished({row[3]: State(*row[3:], **along) for row in rows if row[3] is not None})
+        return {row[3]: State(*row[3:], **along) for row in rows if row[3] is not None}
 
     @property
     def _proved_query(self) -> str:

@@ -1,34 +1,29 @@
-"""State rows that are gone without a fence: deleted by SQL, as by ``manage.py flush``, or with their table."""
+"""State rows that are gone, or older than before, and nobody has fenced them: changed by SQL, or with their table."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from .row import FENCED, Rows, State, new_token
 
-#: Why a guard is fenced whose row was put back: what was written meanwhile is not in its filter.
-PUT_BACK = "its state row was taken away and put back as it was"
-
-
-class _Vanished(NamedTuple):
-    since: float
-    before: State
-    fence: State
+#: Why a guard is fenced whose row was put back: what was written meanwhile may not be in its filter.
+PUT_BACK = "its state row was taken away and put back as it was before"
 
 
 class VanishedRows:
-    """The rows that were there when this process read them last, until there is another row of the same name."""
+    """What a process remembers of state rows that it has read, and that are no longer there."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._found: dict[str, _Vanished] = {}
+        self._fences: dict[str, tuple[float, State]] = {}
+        #: Name -> when the row was missed, and the generations that it named. Until there is another row.
+        self._gone: dict[str, tuple[float, tuple[str, ...]]] = {}
 
-    def follow(self, known: Rows, rows: Rows, here: str, seconds: float) -> tuple[Rows, list[str]]:
-        """Return ``rows``, with a fenced one for each that vanished in the last ``seconds``, and who is back unchanged.
+    def fences(self, known: Rows, rows: Rows, here: str, seconds: float) -> Rows:
+        """Return a fenced row for each of ``known`` that is not in ``rows``, for so many ``seconds`` after it vanished.
 
-        Other processes may still answer by their copy of a vanished row. Later, writers add nothing for it.
-        ``known``: the rows of the last read. ``here``: the identity of the database.
+        Other processes may still answer by their copy of it. Later, writers add nothing for it. ``here``: the identity
+        of the database.
         """
         now = self._clock()
         for name, before in known.items():
@@ -36,19 +31,35 @@ class VanishedRows:
                 fence = before.fenced_at if before.status == FENCED else f"vanished {new_token()}"
                 tables, definition = before.tables, before.definition
                 fenced = State(name, 0, FENCED, fenced_at=fence, tables=tables, definition=definition, here=here)
-                self._found[name] = _Vanished(now, before, fenced)
-        returned = []
-        fences: Rows = {}
-        for name, vanished in list(self._found.items()):  # a copy: another thread, which reads too, may change it
-            if name not in rows:
-                if now - vanished.since < seconds:
-                    fences[name] = vanished.fence
-            elif rows[name].generations:
-                self._found.pop(name, None)
-                if not set(vanished.before.generations).isdisjoint(rows[name].generations):
-                    returned.append(name)
-        return {**rows, **fences}, returned
+                self._fences[name] = now, fenced
+        for name, (since, _) in list(self._fences.items()):
+            if name in rows or now - since >= seconds:
+                self._fences.pop(name, None)
+        # A copy first: another thread, which reads the rows too, may change it meanwhile.
+        return {name: state for name, (_, state) in list(self._fences.items())}
+
+    def put_back(self, known: Rows, rows: Rows, asked: float) -> list[str]:
+        """Return which of ``rows`` name a filter of a row that had vanished, or of a later version of the same row.
+
+        The later version may have been a fence. ``known`` was read before ``rows``, which were ``asked`` for then.
+        """
+        found = []
+        for name, before in known.items():
+            if name not in rows and before.generations:
+                self._gone[name] = self._clock(), before.generations
+        for name, row in rows.items():
+            missed_at, generations = self._gone.get(name, (asked, ()))
+            if generations and row.generations and missed_at <= asked:
+                self._gone.pop(name, None)
+            elif name in known and row.version < known[name].version and row.here == known[name].here:
+                generations = known[name].generations
+            else:
+                continue
+            if not set(generations).isdisjoint(row.generations):
+                found.append(name)
+        return found
 
     def forget(self) -> None:
         """Forget them, as in a new process."""
-        self._found.clear()
+        self._fences.clear()
+        self._gone.clear()

@@ -16,7 +16,6 @@ from bloomguard.models import GuardState
 from bloomguard.state.connection import DatabaseConnection, StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
-from bloomguard.state.vanished import _Vanished
 from tests.conftest import Clock, Counting
 from tests.support import database
 from tests.support.interruptions import InterruptedLock
@@ -464,15 +463,15 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
 
 def test_rows_may_vanish_while_another_thread_reads(table):
     """Each read looks through what has vanished, and notes more."""
-    vanished = table._vanished._found
 
-    class Meanwhile(_Vanished):
-        @property
-        def since(self):
-            vanished[f"town-{len(vanished)}"] = _Vanished(table.clock(), State("town"), State("town", status=FENCED))
-            return self[0]
+    fences = table._vanished._fences
 
-    vanished["city"] = Meanwhile(table.clock(), State("city"), State("city", status=FENCED))
+    class Meanwhile(tuple):
+        def __iter__(self):
+            fences[f"town-{len(fences)}"] = table.clock(), State("town", status=FENCED)
+            return super().__iter__()
+
+    fences["city"] = Meanwhile((table.clock(), State("city", status=FENCED)))
 
     assert table.current("city").status == FENCED
 
@@ -510,11 +509,8 @@ def take_away(table, how):
     alias, name = table.connection.alias, GuardState._meta.db_table
 
     def run(sql):
-        with connections[alias].cursor() as cursor, connections[alias].execute_wrapper(unseen):
-            cursor.cursor.execute(sql)
-
-    def unseen(execute, *arguments):
-        return execute(*arguments)
+        with connections[alias].cursor() as cursor:
+            cursor.cursor.execute(sql)  # unseen
 
     if how == "rename":
         run(f"ALTER TABLE {name} RENAME TO hidden_rows")
@@ -528,6 +524,7 @@ def take_away(table, how):
 def test_a_row_that_is_put_back_is_fenced(table, how, caplog):
     """While it was away, each process that writes has added nothing to the filter that it names."""
     other = another(table)
+    table.connection.is_temporary = False
     table.swap(State("city"), active="a")
     table.renew()
     put_back = take_away(table, how)
@@ -546,8 +543,47 @@ def test_a_row_that_is_put_back_is_fenced(table, how, caplog):
     assert "was taken away and put back" in caplog.text
 
 
+@pytest.mark.parametrize("is_read_meanwhile", [True, False])
+def test_an_older_state_row_of_the_same_filter_is_fenced(table, is_read_meanwhile):
+    """As one that an administrator restores from a dump, without Django: a fence since then would be undone."""
+    table.connection.is_temporary = False
+    table.swap(State("city"), active="a")
+    old = table.current("city")
+    table.fence("city", "because")
+    if is_read_meanwhile:
+        table.current("city")
+    table._update("city", {"version": old.version, "token": old.token, "status": ARMED, "fenced_at": None})
+
+    table.clock.now += 1
+    table.renewed("city")
+    assert table.renewed("city").status == (FENCED if is_read_meanwhile else ARMED)
+
+
+def test_a_slow_read_of_rows_is_no_older_row(table):
+    """Another thread may read later rows while one waits for its answer."""
+    table.connection.is_temporary = False
+    table.swap(State("city"), active="a")
+    table.renew()
+    fetch = table._fetch
+
+    def slowly():
+        rows = fetch()
+        table._fetch = fetch
+        table.swap(table.current("city"), rows=7)
+        table.swap(table.current("city"), rows=8)
+        table.current("city")
+        return rows
+
+    table._fetch = slowly
+    table.current("city")
+
+    assert not table.overdue
+    assert table.lease("city").is_answered_by("a")
+
+
 def test_a_row_of_another_filter_is_not_one_that_was_put_back(table):
     """After a flush and a rebuild the guard answers."""
+    table.connection.is_temporary = False
     table.swap(State("city"), active="a")
     table.renew()
     GuardState.objects.using(table.connection.alias).all()._raw_delete(table.connection.alias)
