@@ -149,7 +149,7 @@ LIMITS = {
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "add_timeout"),
     ],
-    "the state of each guard": [("contrib/health.py", "_LOOP_SECONDS")],
+    "the states of all guards": [("contrib/health.py", "_LOOP_SECONDS")],
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
     "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
     "its last metrics": [("metrics.py", "_PATIENCE")],
