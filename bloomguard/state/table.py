@@ -223,10 +223,11 @@ class StateTable:
         return "" if self.connection.has_table(name) else cure
 
     def holds(self, using: str) -> bool:
-        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data.
+        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""
+        return self.is_in_file_of(using)
 
-        That is their alias, or on SQLite another alias of their file.
-        """
+    def is_in_file_of(self, using: str) -> bool:
+        """Return whether ``using`` is the alias of the state rows, or on SQLite another alias of their file."""
         return self.connection.alias == using or are_one_file(self.connection.alias, using)
 
     def visible_to(self, using: str) -> Rows:

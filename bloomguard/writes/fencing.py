@@ -233,7 +233,7 @@ def table_of(guard: Guard) -> StateTable:
 
 def is_lock_shared(table: StateTable, using: str) -> bool:
     """Return whether a write transaction on ``using`` keeps all others from changing state rows: on SQLite."""
-    return connections[using].vendor == "sqlite" and table.holds(using)
+    return connections[using].vendor == "sqlite" and table.is_in_file_of(using)
 
 
 #: SQL: does a statement of the open transaction see the state rows as they are committed by now?
