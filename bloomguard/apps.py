@@ -66,6 +66,7 @@ class BloomGuardConfig(AppConfig):
 def log_cold_guards(**kwargs: Any) -> None:
     """Log each guard without a filter, if ``DEBUG`` is on; not in a test run, where all are cold. Never raises."""
     from .guards import registry
+    from .rebuild.plan import how_to_rebuild
     from .state.table import table
     from .verdicts import COLD
 
@@ -76,7 +77,7 @@ def log_cold_guards(**kwargs: Any) -> None:
     for guard in registry:
         if guard._runtime.answering() is COLD:
             logger.warning(
-                "bloomguard: guard %s has no filter yet and passes every request: run manage.py rebuild_filter %s",
+                "bloomguard: guard %s has no filter yet and passes every request: %s",
                 guard.name,
-                guard.name,
+                how_to_rebuild(guard),
             )

@@ -16,7 +16,7 @@ from ..exceptions import ConfigurationError, StoreError, StoreUnavailable
 from ..filters import FilterError
 from ..guards import Guard, registry
 from ..models import GuardState
-from ..rebuild.plan import open_active
+from ..rebuild.plan import how_to_rebuild, open_active
 from ..state.row import ARMED, locate_store
 from ..state.table import table
 from ..stores import stores
@@ -140,9 +140,7 @@ def _rights(alias: str) -> Iterator[CheckMessage]:
 
 def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
     own = guard._runtime.active_filter.store
-    run = f"run manage.py rebuild_filter {guard.name}"
-    if own.is_of_one_process:
-        run = f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
+    run = how_to_rebuild(guard)
     do = f"{run[0].upper()}{run[1:]}"
     if row is None or not row.active:
         yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"{do}.")

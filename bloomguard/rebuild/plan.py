@@ -184,6 +184,13 @@ def _kind(guard: Guard, summary: KeysSummary, capacity: int) -> dict[str, Any]:
     return bitmap_of(summary, capacity)
 
 
+def how_to_rebuild(guard: Guard) -> str:
+    """Return what a person has to do to get a new filter. Raises :class:`BloomGuardError` if its store is unusable."""
+    if guard._runtime.active_filter.store.is_of_one_process:
+        return f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
+    return f"run manage.py rebuild_filter {guard.name}"
+
+
 def assess(guard: Guard, max_age: float | None = None) -> Need:
     """Return why the guard needs a rebuild, as ``rebuild_filter --if-needed`` asks.
 

@@ -56,6 +56,17 @@ def test_a_cold_guard_is_told_of_at_the_first_request(developing, build, caplog)
     assert not any("product," in each for each in said)
 
 
+def test_a_filter_that_no_command_can_build_is_told_of_as_such(developing, fresh, settings, caplog):
+    """It is in the memory of this process."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}}
+    request_started.connect(log_cold_guards)
+    with registered(Product, name="mine"):
+        Client().get("/products/8/")
+
+    do = "let the process of the site call call_command('rebuild_filter', 'mine')"
+    assert [each for each in hints(caplog) if "guard mine" in each and each.endswith(do)]
+
+
 @pytest.mark.parametrize("case", ["no DEBUG", "a test run", "switched off"])
 def test_nothing_is_told_elsewhere(developing, fresh, settings, monkeypatch, caplog, case):
     """Not in production, not in the tests of a project, not if no guard answers anyway."""
