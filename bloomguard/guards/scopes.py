@@ -134,7 +134,8 @@ class Scopes(Place):
     def _is_replica(self, alias: str, written: str) -> bool:
         """Return whether ``alias``, from which the routers only read now, is a replica of ``written``.
 
-        A router may read from one shard and write to another, for example while it moves rows.
+        Raises :class:`NoScope` if that is not sure: a router may read from one shard and write to another, for example
+        while it moves rows.
         """
         from .guard import Guard
 
