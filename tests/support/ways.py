@@ -6,6 +6,7 @@ number of files, and how often a call is in another file than the call before it
 
 from __future__ import annotations
 
+import gc
 import sys
 import tempfile
 from collections.abc import Callable
@@ -56,11 +57,13 @@ def way_of(action: Callable[[], object]) -> Way:
 
     for _ in range(WARM):
         action()
+    gc.disable()  # what earlier tests left would be finalized in between, by calls of its own
     sys.setprofile(profile)
     try:
         action()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return Way(calls)
 
 
