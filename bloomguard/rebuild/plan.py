@@ -185,9 +185,10 @@ def _kind(guard: Guard, summary: KeysSummary, capacity: int) -> dict[str, Any]:
 
 
 def how_to_rebuild(guard: Guard) -> str:
-    """Return what a person has to do to get a new filter. Raises :class:`BloomGuardError` if its store is unusable."""
-    if guard._runtime.active_filter.store.is_of_one_process:
-        return f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
+    """Return what a person has to do to get a new filter. Never raises."""
+    with suppress(BloomGuardError):  # of an unusable store, which the command reports
+        if guard._runtime.active_filter.store.is_of_one_process:
+            return f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
     return f"run manage.py rebuild_filter {guard.name}"
 
 

@@ -1,4 +1,4 @@
-"""State rows that are gone, or older than before, and nobody has fenced them: changed by SQL, or with their table."""
+"""State rows that another program took away, or replaced by older ones, so that nobody has fenced their guards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PUT_BACK = "its state row was taken away and put back as it was before"
 
 
 class VanishedRows:
-    """What a process remembers of state rows that it has read, and that are no longer there."""
+    """What a process remembers of state rows that it has read and that are no longer there."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -39,9 +39,10 @@ class VanishedRows:
         return {name: state for name, (_, state) in list(self._fences.items())}
 
     def put_back(self, known: Rows, rows: Rows, asked: float) -> list[str]:
-        """Return which of ``rows`` name a filter of a row that had vanished, or of a later version of the same row.
+        """Return the names of ``rows`` that had vanished, or are older than in ``known``, and name the same filter.
 
-        The later version may have been a fence. ``known`` was read before ``rows``, which were ``asked`` for then.
+        A row that is older now may have been fenced before. ``known``: the rows of the last read. ``asked``: when this
+        read began.
         """
         found = []
         for name, before in known.items():

@@ -67,6 +67,14 @@ def test_a_filter_that_no_command_can_build_is_told_of_as_such(developing, fresh
     assert [each for each in hints(caplog) if "guard mine" in each and each.endswith(do)]
 
 
+def test_a_store_whose_client_cannot_be_created_fails_no_request(developing, no_cluster, caplog):
+    """The command that the hint names says what is wrong with it."""
+    request_started.connect(log_cold_guards)
+    with registered(Product, name="mine"):
+        assert Client().get("/products/8/").status_code == 404
+    assert any(each.endswith("run manage.py rebuild_filter mine") for each in hints(caplog))
+
+
 @pytest.mark.parametrize("case", ["no DEBUG", "a test run", "switched off"])
 def test_nothing_is_told_elsewhere(developing, fresh, settings, monkeypatch, caplog, case):
     """Not in production, not in the tests of a project, not if no guard answers anyway."""

@@ -71,13 +71,18 @@ def test_another_store_is_a_reason(product):
     )
 
 
-def test_a_damaged_filter_is_a_reason(product):
-    """A filter that cannot be trusted is told of with what is wrong."""
+def damage():
+    """Change one bit behind the beginning of the product's filter, as a failing disk does."""
     (path,) = (stores["default"].path / "product").glob("*.filter")
     data = bytearray(path.read_bytes())
     data[-200] ^= 4
     path.write_bytes(data)
     forget()
+
+
+def test_a_damaged_filter_is_a_reason(product):
+    """A filter that cannot be trusted is told of with what is wrong."""
+    damage()
 
     (reason,) = assess(product).reasons
 
@@ -175,11 +180,7 @@ def test_a_damaged_shard_is_a_reason(product, clock, monkeypatch):
     """Of several shards each is verified when it is first read: also by what asks whether a rebuild is needed."""
     monkeypatch.setattr(type(stores["default"]), "shard_bytes", 512)
     Rebuild(product, sleep=clock.sleep).run()
-    (path,) = (stores["default"].path / "product").glob("*.filter")
-    data = bytearray(path.read_bytes())
-    data[-200] ^= 4
-    path.write_bytes(data)
-    forget()
+    damage()
 
     (reason,) = assess(product).reasons
 
