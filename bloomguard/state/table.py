@@ -119,6 +119,7 @@ class StateTable:
         """Drop all times: the clock went back, as that of a container that another host restores from a checkpoint."""
         self.copy, self._failed_at = Copy(*NEVER), float("-inf")
         self.fences.clear()
+        self._vanished.restart_clock()
 
     def _must_pause(self, now: float, after: float | None) -> bool:
         """Return whether the last read failed less than a lease ago: a database in trouble is not to be overloaded."""

@@ -60,6 +60,12 @@ class VanishedRows:
                 found.append(name)
         return found
 
+    def restart_clock(self) -> None:
+        """Date all of it anew: the clock went back."""
+        now = self._clock()
+        self._fences = {name: (now, fence) for name, (_, fence) in self._fences.items()}
+        self._gone = {name: (now, generations) for name, (_, generations) in self._gone.items()}
+
     def forget(self) -> None:
         """Forget them, as in a new process."""
         self._fences.clear()

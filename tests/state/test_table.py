@@ -521,8 +521,11 @@ def take_away(table, how):
 
 
 @pytest.mark.parametrize("how", ["rename", "delete"])
-def test_a_row_that_is_put_back_is_fenced(table, how, caplog):
-    """While it was away, each process that writes has added nothing to the filter that it names."""
+@pytest.mark.parametrize("later", [1, -3_600])
+def test_a_row_that_is_put_back_is_fenced(table, how, later, caplog):
+    """While it was away, each process that writes has added nothing to the filter that it names.
+
+    Also if the clock went back in between."""
     other = another(table)
     table.connection.is_temporary = False
     table.swap(State("city"), active="a")
@@ -535,7 +538,7 @@ def test_a_row_that_is_put_back_is_fenced(table, how, caplog):
         assert not table.renewed("city").generations
     finally:
         put_back()
-    table.clock.now += 1
+    table.clock.now += later
 
     found = [table.renewed("city"), table.renewed("city").status]
     assert found == [None, FENCED]
