@@ -10,7 +10,7 @@ import pytest
 
 from bloomguard.writes import isolation, observer, strays
 from bloomguard.writes.sql import reader as sqltext
-from bloomguard.writes.sql.tokens import bare
+from bloomguard.writes.sql.tokens import bare, tokens
 
 TABLES = {"shop_product", "shop_article"}
 
@@ -498,6 +498,29 @@ def test_a_long_literal_takes_no_more_memory_than_itself(vendor, begin):
         assert tracemalloc.get_traced_memory()[1] < 10 * len(sql)
     finally:
         tracemalloc.stop()
+
+
+def test_literals_within_literals_are_read_ten_deep(monkeypatch):
+    """Deeper ones count as code that hides a table: reading each of thousands again would take minutes."""
+    read = []
+
+    def counted(text, vendor):
+        read.append(text)
+        return tokens(text, vendor)
+
+    def nested(text, depth):
+        for number in range(depth):
+            text = f"$a{number}${text}$a{number}$"
+        return f"DO {text}"
+
+    monkeypatch.setattr(strays, "tokens", counted)
+    harmless = "CREATE TEMP TABLE other AS SELECT * FROM shop_product"
+
+    assert not strays._hides_one(nested(harmless, 5), "postgresql", {"shop_product"})
+    assert strays._hides_one(nested("CREATE TEMP TABLE shop_product ()", 5), "postgresql", {"shop_product"})
+    read.clear()
+    assert strays._hides_one(nested(harmless, 2_000), "postgresql", {"shop_product"})
+    assert len(read) <= 11
 
 
 @pytest.mark.parametrize(
