@@ -102,7 +102,7 @@ def _of_lookups(pattern: Pattern, *, is_known: bool) -> Iterator[tuple[Guard, st
         elif shown is None and not is_known:
             why = ""
             try:
-                kwargs_for(guard, pattern.view_name, pattern.captured)
+                kwargs_for(guard, pattern.view_name, (*pattern.captured, *pattern.fixed))
             except UnclearKwargs as problem:
                 if guard.routes != AUTO and pattern.view_name in guard.routes:
                     why = f"; not before the view: {problem}"
@@ -268,7 +268,7 @@ def _value(guard: Guard, pattern: Pattern, match: ResolverMatch) -> Any:
         if in_view is not None:
             names = kwargs_of_view(guard, in_view, pattern.captured, in_view.guarded_arg)
         else:
-            names = kwargs_for(guard, pattern.view_name, pattern.captured)
+            names = kwargs_for(guard, pattern.view_name, (*pattern.captured, *pattern.fixed))
         return unwrapped(tuple(match.kwargs[name] for name in names))
     except (ConfigurationError, KeyError):
         return NO_ID

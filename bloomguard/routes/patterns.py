@@ -130,13 +130,21 @@ class Pattern:
 
         return match
 
+    @cached_property
+    def fixed_route(self) -> str:
+        """The ``route`` of a ``ResolverMatch``; empty if it depends on the active language: see :meth:`route`."""
+        return "" if self.by_language else self.route()
+
+    def route(self) -> str:
+        """Return the ``route`` of a ``ResolverMatch`` in the active language: the steps joined as Django joins them."""
+        found = ""
+        for step in reversed(self.steps[1:]):
+            found = f"{step}{found.removeprefix('^')}" if str(step) else found
+        return found
+
     def is_of(self, match: ResolverMatch | None) -> bool:
-        """Whether Django resolved a path to this pattern, or to one with the same view and the same name."""
-        return (
-            match is not None
-            and match.func is self.callback
-            and (not self.is_named or match.view_name == self.view_name)
-        )
+        """Whether Django resolved a path to this pattern: its view may be that of others too."""
+        return match is not None and match.func is self.callback and match.route == (self.fixed_route or self.route())
 
 
 def _detail(pattern: Pattern) -> Detail | None:
@@ -149,25 +157,27 @@ def _detail(pattern: Pattern) -> Detail | None:
     def attribute(name: str) -> Any:
         return given.get(name, getattr(cls, name, None))
 
+    queryset = attribute("queryset")
+    model = getattr(queryset, "model", None) or attribute("model")
+    if not (isinstance(model, type) and issubclass(model, Model)):
+        return None
     looked_up: dict[Any, Any] = {}
+    kwargs = {*pattern.captured, *pattern.fixed}  # a value that the URLconf sets is looked up too
     if issubclass(cls, SingleObjectMixin):
         if getattr(cls, "get", None) in (None, BaseCreateView.get):
             return None
-        # A value that the URLconf sets is looked up too.
-        has_pk = attribute("pk_url_kwarg") in {*pattern.captured, *pattern.fixed}
+        has_pk = attribute("pk_url_kwarg") in kwargs
         if has_pk:
             looked_up["pk"] = attribute("pk_url_kwarg")
-        if attribute("slug_url_kwarg") in pattern.captured and (not has_pk or attribute("query_pk_and_slug")):
-            looked_up[attribute("slug_field")] = attribute("slug_url_kwarg")
+        if attribute("slug_url_kwarg") in kwargs and (not has_pk or attribute("query_pk_and_slug")):
+            # The primary key may be looked up twice, under both of its names.
+            name = model._meta.pk.name if attribute("slug_field") == "pk" else attribute("slug_field")
+            looked_up[name] = attribute("slug_url_kwarg")
     elif issubclass(cls, getattr(sys.modules.get("rest_framework.generics"), "GenericAPIView", ())):
         kwarg = attribute("lookup_url_kwarg") or attribute("lookup_field")
-        if kwarg in pattern.captured:
+        if kwarg in kwargs:
             looked_up[attribute("lookup_field")] = kwarg
-    queryset = attribute("queryset")
-    model = getattr(queryset, "model", None) or attribute("model")
-    if not looked_up or not (isinstance(model, type) and issubclass(model, Model)):
-        return None
-    return Detail(cls, model, queryset, looked_up)
+    return Detail(cls, model, queryset, looked_up) if looked_up else None
 
 
 def root_urlconf() -> Any:

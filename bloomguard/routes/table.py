@@ -19,7 +19,7 @@ from ..guards.guard import has_own_applies
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import own_lock
-from .discovery import column_of, looked_up_by, why_another_lookup, why_not_found
+from .discovery import column_of, is_of_key, looked_up_by, why_another_lookup, why_not_found
 from .kwargs import kwargs_for
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
@@ -59,7 +59,7 @@ class GuardedRoute:
         """Return the ID in a request for the route's view; :data:`NO_ID` if the request is not one of this route."""
         pattern, match, names = self.pattern, request.resolver_match, self.kwargs
         # Hot path: `pattern.is_of(match)` and `value(captured)`, without their calls.
-        if request.method in self.methods and match and (not pattern.is_named or pattern.view_name == match.view_name):
+        if request.method in self.methods and match and match.route == (pattern.fixed_route or pattern.route()):
             return captured.get(names[0], NO_ID) if len(names) == 1 else self.value(captured)
         return NO_ID
 
@@ -73,11 +73,16 @@ class GuardedRoute:
 
     @cached_property
     def _beside(self) -> tuple[tuple[str, Any], ...]:
-        """The kwargs and fields that Django's own view compares beside those of the guard."""
+        """What Django's own view compares beside the guard's fields, maybe with one of the guard's own kwargs."""
         if self.pattern.shown is None:
             return ()
         model, looked_up = self.pattern.shown.model, self.pattern.shown.looked_up
-        return tuple((kwarg, column_of(model, name)) for name, kwarg in looked_up.items() if kwarg not in self.kwargs)
+        columns = [(kwarg, column_of(model, name)) for name, kwarg in looked_up.items()]
+        return tuple(
+            (kwarg, column)
+            for kwarg, column in columns
+            if kwarg not in self.kwargs or not is_of_key(self.guard, model, column)
+        )
 
     @cached_property
     def _by_link(self) -> bool:
@@ -135,7 +140,7 @@ def _routes_named(guard: Guard, name: str, table: RouteTable) -> list[GuardedRou
     routes = []
     for pattern in found:
         try:
-            kwargs = kwargs_for(guard, name, pattern.captured)
+            kwargs = kwargs_for(guard, name, (*pattern.captured, *pattern.fixed))
         except ConfigurationError as error:
             if len(found) == 1:
                 raise
@@ -168,27 +173,14 @@ def _auto_route(guard: Guard, pattern: Pattern, table: RouteTable) -> GuardedRou
         return None
     kwargs = tuple(looked_up_by(guard, pattern.shown).values())[:1]
     try:
-        return _make_route(guard, pattern, kwargs, table, _why_shared(pattern, kwargs, table))
+        return _make_route(guard, pattern, kwargs, table)
     except Exception as error:  # skip this view; the other routes are still guarded
         logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
         return None
 
 
-def _why_shared(pattern: Pattern, kwargs: tuple[str, ...], table: RouteTable) -> str:
-    """Return why a request for the view may not look up its ``kwargs``; empty if each does that has them.
-
-    Under one pattern a view looks up the slug. Under another one, with a primary key too, it ignores the slug.
-    """
-    for other in (each for each in table.patterns if each.callback is pattern.callback):
-        is_alike = not pattern.is_named or other.view_name == pattern.view_name
-        looked_up = other.shown.looked_up.values() if other.shown is not None else ()
-        if is_alike and {*other.captured, *other.fixed}.issuperset(kwargs) and not set(kwargs).issubset(looked_up):
-            return f"its view is also that of {other.text}, where it does not look up {' and '.join(kwargs)}"
-    return ""
-
-
 def _make_route(
-    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], table: RouteTable, reason: str
+    guard: Guard, pattern: Pattern, kwargs: tuple[str, ...], table: RouteTable, reason: str = ""
 ) -> GuardedRoute:
     """Return the route of ``pattern``. ``reason``: why what its view looks up closes it; empty if it does not."""
     allowed, methods = allowed_methods(pattern.callback), frozenset(guard.methods)

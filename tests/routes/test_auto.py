@@ -6,7 +6,9 @@ import abc
 import itertools
 
 import pytest
+from django.conf.urls.i18n import i18n_patterns
 from django.core.exceptions import PermissionDenied
+from django.db import connection
 from django.db.models import (
     BooleanField,
     CharField,
@@ -27,6 +29,7 @@ from django.db.models.lookups import Exact
 from django.db.models.query import ModelIterable
 from django.http import Http404, HttpResponse
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from django.urls import path, re_path
 from django.utils.functional import SimpleLazyObject
 from django.views import View
@@ -521,31 +524,34 @@ def test_an_optional_primary_key_leaves_the_slug_to_the_view(settings, guard):
     assert route.kwargs == ("pk",)
 
 
-@pytest.mark.parametrize("public", [None, True])
+@pytest.mark.parametrize("prefix", [False, True], ids=["plain", "by language"])
 @pytest.mark.parametrize("name", ["product", None], ids=["one name", "unnamed"])
 @pytest.mark.parametrize(
-    ("other", "fixed", "url", "closed"),
+    ("other", "fixed", "url"),
     [
-        ("p/<int:pk>/<slug:slug>/", {}, "/p/7/wrong/", True),
-        ("q/<slug:slug>/", {"pk": 7}, "/q/wrong/", True),
-        ("q/<int:pk>/", {}, "/q/7/", False),
-        ("q/<slug:slug>/", {}, "/p/tea/", False),
+        ("p/<int:pk>/<slug:slug>/", {}, "/p/7/wrong/"),
+        ("q/<slug:slug>/", {"pk": 7}, "/q/wrong/"),
+        ("q/<int:pk>/", {}, "/q/7/"),
+        ("q/<slug:slug>/", {}, "/q/tea/"),
     ],
 )
-def test_a_view_under_two_patterns_is_taken_if_it_looks_up_the_same_kwarg(
-    settings, build, db, other, fixed, url, closed, name, public
+def test_a_view_under_two_patterns_looks_up_what_the_pattern_of_the_request_has(
+    settings, build, db, other, fixed, url, name, prefix
 ):
-    """A request shows only its view and the name of its pattern, so a slug may be one that the view ignores."""
+    """Under the one a guard answers by the slug; under the other the view ignores it."""
     Tag.objects.create(pk=7, title="tea")
-    settings.MIDDLEWARE = [GUARD]
+    settings.MIDDLEWARE = ["django.middleware.locale.LocaleMiddleware", GUARD]
     view = Detail.as_view(model=Tag, slug_field="title")
-    settings.ROOT_URLCONF = urlconf(path("p/<slug:slug>/", view, name=name), path(other, view, fixed, name=name))
-    with registered(Tag, name="tag", lookup="title", routes="auto", public=public) as guard:
+    patterns = path("p/<slug:slug>/", view, name=name), path(other, view, fixed, name=name)
+    settings.ROOT_URLCONF = urlconf(*(i18n_patterns(*patterns) if prefix else patterns))
+    start = "/de" if prefix else ""
+    with registered(Tag, name="tag", lookup="title", routes="auto", lookups=False):
         build("tag")
 
-        assert Client().get(url).status_code == 200
-        assert Client().get("/p/absent/").status_code == 404
-        assert bool(guarded_routes(guard)[0].closed) is closed
+        assert Client().get(f"{start}{url}").status_code == 200
+        with CaptureQueriesContext(connection) as queries:
+            assert Client().get(f"{start}/p/absent/").status_code == 404
+        assert len(queries) == 0
 
 
 class OwnRow(Detail):

@@ -143,6 +143,15 @@ def test_a_named_route_with_two_possible_ids_passes(shop, build, capsys):
     assert "not before the view: route 'review' captures product_id and pk" in row["reason"]
 
 
+def test_an_id_that_the_urlconf_sets_counts_as_well(shop, build):
+    """The product may be the one that it sets: the review has an ID of its own."""
+    shop(path("r/reviews/<int:pk>/", review, {"product_id": 7}, name="review"))
+    with registered(Product, name="named", routes=["review"]):
+        build("named")
+        assert Client().get("/r/reviews/55/").status_code == 200
+        assert len(warnings_of("named")) == 1
+
+
 @pytest.mark.parametrize(("kwarg", "url"), [("product_id", "/r/99/reviews/55/"), ("pk", "/r/7/reviews/99/")])
 def test_a_named_route_that_is_told_which_one_is_guarded(shop, build, kwarg, url):
     """A mapping names it."""
