@@ -169,7 +169,7 @@ def _routes(guard: Guard) -> Iterator[CheckMessage]:
 
 def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessage]:
     """Report a field if the database may compare values as equal that have different keys."""
-    if guard._meta.normalizes:
+    if guard._meta.normalizes and kind_of(field) == "text":
         return
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
@@ -182,12 +182,13 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
         text = f"{field.name!r} is text in {vendor}, which may compare different texts as equal"
         yield warn(guard, "bloomguard.W106", text, CURE)
     if own := own_conversions(field):
+        or_else = ", or add normalize(self, value) to the guard" if kind_of(field) == "text" else ""
         yield warn(
             guard,
             "bloomguard.W002",
             f"{field.name!r} is a {type(target).__name__}, whose {', '.join(own)} may store or compare another value "
             "than its to_python returns",
-            "If so, let to_python return the stored value, or add normalize(self, value) to the guard.",
+            f"If so, let to_python return the stored value{or_else}.",
         )
 
 

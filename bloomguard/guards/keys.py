@@ -117,9 +117,10 @@ class KeyMaker:
         self.encoders = encoders = tuple(
             _encoder(value_field(field), kind, normalize) for field, kind in zip(fields, kinds)
         )
-        #: Name of the first field that changes values on their way to the database or back; empty if none does, or if
-        #: ``normalize`` allows for it.
-        self.own_field = "" if normalize else next((field.name for field in fields if own_conversions(field)), "")
+        #: Name of the first field that changes values on their way to the database or back; empty if none does.
+        #: ``normalize`` allows for that of a text.
+        own = (field for field, kind in zip(fields, kinds) if not (normalize and kind == "text"))
+        self.own_field = next((field.name for field in own if own_conversions(field)), "")
         self.key: Encode
         if len(fields) == 1:
             self.width = {"integer": 8, "date": 8, "uuid": 16}.get(kinds[0] or "")

@@ -22,6 +22,7 @@ from bloomguard.conf import PAGES
 from bloomguard.decorators import guarded
 from bloomguard.guards import Guard, register, registry
 from bloomguard.state import table as state
+from tests.lookups.models import Coded
 from tests.shop import views
 from tests.shop.models import Article, Converted, Echo, Product
 from tests.support import database
@@ -224,6 +225,17 @@ def test_a_field_that_converts_by_any_method_is_warned_of(only, model, lookup, n
 
     assert found == "bloomguard.W002"
     assert named in message
+
+
+def test_a_number_that_is_converted_is_warned_of_with_a_normalizer_too(only):
+    """It is called for texts alone, so it is no cure."""
+    only(Coded, lookup="code", normalize=lambda self, value: value.casefold())
+
+    found, message, hint = the_message()
+
+    assert found == "bloomguard.W002"
+    assert "'code' is a ShiftedField, whose get_prep_value, from_db_value may" in message
+    assert "normalize" not in hint
 
 
 def test_two_guards_of_one_name(only):

@@ -584,6 +584,16 @@ def test_a_field_that_converts_its_values_is_left_to_the_database(clock, setting
     assert row.answered == NOWHERE
 
 
+@pytest.mark.parametrize("lookup", ["code", ("id", "code")], ids=str)
+def test_a_normalizer_of_texts_allows_for_no_number(clock, lookup):
+    """A ``normalize`` is not called for numbers, so their conversions are left to the database all the same."""
+    with registered(Coded, name="coded", lookup=lookup, normalize=lambda self, value: value.casefold()) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        Coded.objects.create(pk=1, code=7)
+        with guarded_lookups():
+            assert Coded.objects.get(pk=1, code=7).code == 7
+
+
 def urlconf_of_codes():
     from django.urls import path
 
