@@ -95,8 +95,11 @@ def _is_djangos_lookup(lookup: Any) -> bool:
 
 
 def stores_as_given(field: models.Field[Any, Any]) -> bool:
-    """Return whether an INSERT sends what ``to_python`` makes of the instance's value, to a column of Django's type."""
-    return not own_methods(field, (*_CONVERSIONS, *_COLUMN))
+    """Return whether an INSERT sends what ``to_python`` makes of the instance's value, to a column of Django's type.
+
+    Django itself makes a number's ``int()``, whatever a ``to_python`` of the project's own makes of it.
+    """
+    return not own_methods(field, ("to_python", *_CONVERSIONS, *_COLUMN))
 
 
 def is_djangos(field: models.Field[Any, Any]) -> bool:

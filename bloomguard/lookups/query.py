@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.db.models.expressions import Col, ColPairs
+from django.db.models.expressions import Col, ColPairs, Value
 from django.db.models.fields.tuple_lookups import TupleExact
 from django.db.models.sql import Query
 from django.db.models.sql.where import AND, WhereNode
@@ -152,8 +152,19 @@ def _compared(condition: Any) -> Iterable[tuple[Col, Any]]:
     if kind in EXACT:
         return ((condition.lhs, condition.rhs),) if type(condition.lhs) is Col else ()
     if kind is TupleExact and type(condition.lhs) is ColPairs and isinstance(condition.rhs, (tuple, list)):
-        return zip(condition.lhs.get_cols(), condition.rhs)
+        return zip(condition.lhs.get_cols(), map(_prepared, condition.lhs.get_cols(), condition.rhs))
     return ()
+
+
+def _prepared(column: Col, value: Any) -> Any:
+    """Return what the database gets for a value of a tuple; a lookup of one value has it already.
+
+    What Django cannot prepare is returned as an expression, which gives no key.
+    """
+    try:
+        return value if is_expression(value) else column.target.get_prep_value(value)
+    except Exception:  # Django raises it too
+        return Value(value)
 
 
 def _is_value(value: Any) -> bool:

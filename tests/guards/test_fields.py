@@ -147,6 +147,15 @@ def test_a_target_may_be_trusted_and_its_foreign_key_not():
         assert own_conversions(Bound._meta.get_field("target")) == ("get_db_prep_save",)
 
 
+@pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+def test_what_a_to_python_of_ones_own_makes_need_not_be_stored(make):
+    """Of a number Django stores the ``int()``."""
+    field = make("to_python")
+
+    assert not own_conversions(field)
+    assert not stores_as_given(field)
+
+
 def test_a_pre_save_is_no_conversion():
     """It changes the instance, and no value that is looked up."""
     field = Tag._meta.get_field("shout")

@@ -172,6 +172,21 @@ class ShiftedField(models.IntegerField):
         return None if value is None else value - 100
 
 
+class RoundingField(models.IntegerField):
+    """Rounds what a form gives. Django itself cuts a number that is stored or looked up."""
+
+    def to_python(self, value):
+        return None if value is None else round(float(value))
+
+
+class Rounded(models.Model):
+    """Looked up by two columns, of which one converts a number to another than it stores."""
+
+    pk = models.CompositePrimaryKey("shelf", "code")
+    shelf = models.IntegerField()
+    code = RoundingField()
+
+
 class Coded(models.Model):
     """Looked up by a field with conversions of its own."""
 

@@ -31,7 +31,7 @@ from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted
 from bloomguard.verdicts import Verdict
-from tests.lookups.models import Annex, Coded, Hall, Place, Shelf
+from tests.lookups.models import Annex, Coded, Hall, Place, Rounded, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views
 from tests.shop.models import Product
@@ -592,6 +592,31 @@ def test_a_normalizer_of_texts_allows_for_no_number(clock, lookup):
         Coded.objects.create(pk=1, code=7)
         with guarded_lookups():
             assert Coded.objects.get(pk=1, code=7).code == 7
+
+
+@pytest.mark.parametrize("lookup", ["code", "pk"])
+def test_a_number_is_found_as_it_is_stored_and_as_it_is_compared(clock, lookup):
+    """Django cuts a number that is stored, alone or in a tuple, whatever ``to_python`` makes of it."""
+    with registered(Rounded, name="rounded", lookup=lookup) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        Rounded.objects.create(shelf=1, code=7.9)
+        Rounded.objects.bulk_create([Rounded(shelf=2, code=3.9), Rounded(shelf=2, code=5.9)])
+        with guarded_lookups():
+            for shelf, number in ((1, 7), (2, 3), (2, 5)):
+                for asked in (number, number + 0.9):
+                    assert Rounded.objects.get(shelf=shelf, code=asked).code == number
+                    assert Rounded.objects.get(pk=(shelf, asked)).code == number
+            assert queries(lambda: Rounded.objects.filter(pk=(3, 4)).first()) == 0
+
+
+def test_a_tuple_that_django_cannot_compare_is_left_to_it(clock, caplog):
+    """It raises its own error, and no log line says that the guard has failed."""
+    with registered(Rounded, name="rounded") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        with guarded_lookups(), pytest.raises(ValueError, match="expected a number"):
+            Rounded.objects.filter(pk=(1, "x")).exists()
+
+    assert caplog.records == []
 
 
 def urlconf_of_codes():
