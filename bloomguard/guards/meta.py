@@ -144,6 +144,15 @@ class GuardMeta:
             own.append(self._normalize)
         return f"|forms={_fingerprint(own)}" if own else ""
 
+    def converts_again(self, field: models.Field[Any, Any]) -> bool:
+        """Return whether a value has another key after ``to_python``, as its row has: one that escapes HTML, say."""
+        for text in _SAMPLES if own_methods(field, ("to_python",)) else ():
+            with suppress(Exception):  # one of them has no key
+                encode = self.keys.encoders[self.fields.index(field)]
+                if encode(text) != encode(value_field(field).to_python(text)):
+                    return True
+        return False
+
     @property
     def watched_fields(self) -> set[Any]:
         """The fields, in all tables, whose change can give a row a new key.

@@ -126,6 +126,11 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
             kind = type(value_field(field)).__name__
             reason = f"{field.name!r} is a {kind}, whose to_python returns a {name}, of which no key can be made"
             yield Refusal(reason, f"{cure}.", "bloomguard.W105")
+        elif guard._meta.converts_again(field):
+            kind = type(value_field(field)).__name__
+            reason = f"{field.name!r} is a {kind}, whose to_python changes what it has returned: a row has several keys"
+            cure = "Let it return such a value unchanged, or look rows up by another field."
+            yield Refusal(reason, cure, "bloomguard.W105")
     for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
         yield Refusal(f"alive is not allowed: it {doubt}", alive.CURE, "bloomguard.W113")
 

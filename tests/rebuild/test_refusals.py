@@ -6,6 +6,7 @@ import datetime
 import re
 import unicodedata
 import uuid
+from html import escape, unescape
 
 import pytest
 from django.core.checks import Tags, run_checks
@@ -734,6 +735,16 @@ class WordField(models.CharField):
         return [value]
 
 
+class EscapedField(models.CharField):
+    def to_python(self, value):
+        return None if value is None else escape(value)
+
+
+class StrippedField(models.CharField):
+    def to_python(self, value):
+        return None if value is None else value.strip().lower()
+
+
 class StrictField(models.CharField):
     """Converts what a URL gives, and not what the database does."""
 
@@ -782,6 +793,39 @@ def test_a_class_of_its_own_that_a_normalizer_makes_text_of(page):
     build()
 
     assert [guard.verdict(it) for it in "xy"] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+def test_a_field_that_converts_what_it_has_converted(page):
+    """A path has another key than its row, whose value is converted a second time."""
+    guard = page(EscapedField(max_length=20), "varchar(20)")
+
+    ((identifier, message, hint),) = checked(deploy=False)
+
+    assert identifier == "W105"
+    assert "'it' is a EscapedField, whose to_python changes what it has returned" in message
+    assert "whose to_python changes what it has returned" in refused()
+    assert "unchanged" in hint
+    assert guard._runtime.decide("a&b").verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.usefixtures("each_database")
+@pytest.mark.parametrize(
+    ("field", "options"),
+    [
+        (StrippedField(max_length=20), {}),
+        (EscapedField(max_length=20), {"normalize": lambda self, value: unescape(unescape(value))}),
+    ],
+    ids=["stripped", "normalized"],
+)
+def test_a_field_that_converts_once(page, field, options):
+    """Or a normalizer undoes the rest."""
+    guard = page(field, "varchar(20)", **options)
+    build()
+
+    row = guard.model.objects.create(id=1, it="a<b")
+
+    assert guard.verdict("a<b") is guard.verdict(row.it) is Verdict.MAYBE
+    assert guard.verdict("a>b") is Verdict.ABSENT
 
 
 def test_a_field_that_converts_no_row(page):
