@@ -104,7 +104,7 @@ def stores_as_given(field: models.Field[Any, Any]) -> bool:
 
 def is_djangos(field: models.Field[Any, Any]) -> bool:
     """Return whether the field, and the one that it points to, is of a class of Django's and converts as that does."""
-    return not own_conversions(field) and all(
+    return not (own_conversions(field) or own_methods(field, ("to_python",))) and all(
         type(each).__module__.startswith("django.db.models.") for each in _with_targets(field)
     )
 

@@ -154,6 +154,7 @@ def test_what_a_to_python_of_ones_own_makes_need_not_be_stored(make):
 
     assert not own_conversions(field)
     assert not stores_as_given(field)
+    assert not is_djangos(field)
 
 
 def test_a_pre_save_is_no_conversion():
