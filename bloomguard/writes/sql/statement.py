@@ -273,9 +273,12 @@ class Statement(Tokens):
 
     def _is_empty_table(self, at: int) -> bool:
         """Whether what follows the name of a table is one list of columns and constraints, and nothing else."""
-        filling = {(WORD, word) for word in ("select", "table", "values", "with")}
+        filling = {(WORD, word) for word in ("select", "table", "values")}
         is_list = self.mark(at) == "(" and self._end(at) == len(self.found) - 1
-        return is_list and filling.isdisjoint(self.found[at:])
+        queries = (place for place in range(at, len(self.found)) if self.found[place] == (WORD, "with"))
+        # The type of a column may be ``timestamp WITH TIME ZONE``.
+        is_typed = all(self.word(place + 1) == "time" and self.word(place + 2) == "zone" for place in queries)
+        return is_list and is_typed and filling.isdisjoint(self.found[at:])
 
     def alter(self, at: int) -> None:
         """Read an ALTER from the word after it."""

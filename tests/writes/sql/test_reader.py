@@ -143,6 +143,7 @@ HARMLESS = [
     "ALTER TABLE shop_product RENAME TO gone",
     "CREATE INDEX i ON shop_product (slug)",
     'CREATE TABLE "shop_product" ("id" integer NOT NULL PRIMARY KEY, "slug" text)',
+    'CREATE TABLE "shop_product" ("id" bigint NOT NULL PRIMARY KEY, "at" timestamp with time zone NULL)',
     "CREATE TEMP TABLE other AS SELECT * FROM shop_product",
     "CREATE TABLE other (id int REFERENCES shop_product ON DELETE SET NULL ON UPDATE SET NULL, update int)",
     "CREATE FUNCTION f() RETURNS int BEGIN ATOMIC INSERT INTO shop_product VALUES (1); SELECT CASE WHEN a THEN 1 END; "
@@ -243,6 +244,8 @@ def test_a_table_made_anew_keeps_its_keys_or_not(sql, kept):
         ("CREATE TABLE other (a int) ENGINE = InnoDB DEFAULT CHARSET utf8mb4", set()),
         ("CREATE TABLE shop_product (SELECT 1)", {"shop_product"}),
         ("CREATE TABLE shop_product (VALUES (1))", {"shop_product"}),
+        ("CREATE TABLE shop_product (WITH time AS (SELECT 1) TABLE time)", {"shop_product"}),
+        ("CREATE TABLE shop_product (WITH time (zone) AS (VALUES (1)) TABLE time)", {"shop_product"}),
         ("CREATE TABLE other LIKE shop_product", set()),
         ("UPDATE other STRAIGHT_JOIN shop_product ON true SET shop_product.id = 2", {"shop_product"}),
         ("UPDATE other NATURAL LEFT JOIN a.shop_product SET id = 2", {"shop_product"}),
