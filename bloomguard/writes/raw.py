@@ -344,10 +344,16 @@ def _reason(cause: Cause, site: str) -> str:
 
 
 def _site() -> str:
-    """Return the file and line that sent the statement: by the innermost frame that is no library's."""
+    """Return the file and line that sent the statement: by the innermost frame that is no library's.
+
+    Of an operation of a migration, which has no line, it is the migration's file.
+    """
     frame = outermost = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
+        if module == "django.db.migrations.migration" and "self" in frame.f_locals:
+            migration = sys.modules.get(type(frame.f_locals["self"]).__module__)
+            return getattr(migration, "__file__", None) or f"the migration {frame.f_locals['self']}"
         is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
         # What takes a cursor, or a connection, and a statement only passes it on: the driver, or django-cachalot.
         # By their classes: a look into the caller's own object, as `request.user`, may load it, or raise anything.

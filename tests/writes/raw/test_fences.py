@@ -16,6 +16,7 @@ from django.db import (
     OperationalError,
     ProgrammingError,
     connections,
+    migrations,
     models,
     transaction,
 )
@@ -386,6 +387,17 @@ def test_a_warning_names_no_package_that_only_passes_the_statement_on(built, cap
 
     assert "package.py" not in caplog.text
     assert f"{os.path.basename(sending.__file__)}:" in caplog.text
+
+
+def test_a_warning_names_the_file_of_a_migration(built, caplog):
+    """Of its operations only Django's code and ``manage.py`` are on the stack, which is the same for all of them."""
+    operation = RunSQL("INSERT INTO shop_product (id, name) VALUES (50, 'x')")
+    migration = type("Migration", (migrations.Migration,), {"operations": [operation], "__module__": sending.__name__})
+
+    with connections[database.current].schema_editor() as editor:
+        migration("0002_numbers", "shop").apply(ProjectState(), editor)
+
+    assert f"wrote to shop_product at {sending.__file__}" in caplog.text
 
 
 @pytest.mark.parametrize("second", ["lazy", "text"])
