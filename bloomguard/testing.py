@@ -187,7 +187,10 @@ def _meaning(answer: GuardAnswer) -> str:
     if answer.verdict == "unknown" and (unarmed := vars(guard._runtime).get("unarmed")):
         return f"{answer.meaning}; it could not be armed: {unarmed}"
     if answer.reason == "cold" and not isinstance(guard._runtime.active_filter, _TestFilter):
-        return "it is not armed: use the fixture armed_guards, GuardTestMixin or guards_armed()"
+        return (
+            "it is not armed: use the fixture armed_guards, guards_armed() or GuardTestMixin, and let a setUp of your "
+            "own call super().setUp()"
+        )
     if answer.answered == LOOKUP and guard._meta.discards and any(each.in_atomic_block for each in connections.all()):
         return f"{answer.meaning}; a cuckoo guard answers no query inside a transaction: take TransactionTestCase"
     return answer.meaning
