@@ -319,7 +319,7 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
     """Add the keys; return why that could not be confirmed, or an empty text."""
     guard = tracked.guard
     if tracked.is_unknown:
-        return unknown_guards.REASON
+        return unknown_guards.reason()
     if written is not None and written.link:
         written = read_back(tracked, using, written)
     if written is None:

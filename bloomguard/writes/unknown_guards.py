@@ -10,6 +10,8 @@ A process reads the state rows before it makes the plans of its first ORM write,
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -23,11 +25,16 @@ from ..models import GuardState
 from ..process import after_fork
 from ..state import table as states
 
-#: Why a guard is fenced.
+#: Why a guard is fenced: :func:`reason` begins with it.
 REASON = "a process that runs a version of the project without this guard, or with other options, wrote to its table"
 
 #: Seconds until the next read after one that failed.
 AGAIN_SECONDS = 60.0
+
+
+def reason() -> str:
+    """Return why a guard is fenced, with the process that has to be stopped."""
+    return f"{REASON} (process {os.getpid()} on {socket.gethostname()})"
 
 
 class UnknownGuard(Guard):

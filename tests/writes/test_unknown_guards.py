@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from decimal import Decimal
@@ -111,7 +112,7 @@ def test_a_write_without_the_guard_fences_it(armed, clock, write, version, start
         write()
 
     assert row().status == FENCED
-    assert row().reason.startswith((REASON, "raw SQL wrote to shop_product"))
+    assert row().reason.startswith((f"{REASON} (process {os.getpid()} on ", "raw SQL wrote to shop_product"))
     assert clock.now - began >= 2 * LEASE  # so that no process answers from before the fence
     assert armed.verdict(987_654) is Verdict.UNKNOWN
 
