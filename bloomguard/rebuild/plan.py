@@ -199,20 +199,23 @@ def assess(guard: Guard, max_age: float | None = None) -> Need:
     and :class:`RebuildError` if a rebuild would not fit into the store.
     """
     active = guard._runtime.active_filter
-    state, row, age, reasons = active.table.current(guard.name), active.table.row(guard.name), None, []
+    state, row, age, reasons, fence = active.table.current(guard.name), active.table.row(guard.name), None, [], ""
     if row is not None and row.published_at is not None:
         age = max((timezone.now() - row.published_at).total_seconds(), 0.0)
     if held := held_by_hand(row):
         return Need(guard=guard.name, reasons=(), held=held, age_seconds=age)
     if state.active and state.status != ARMED:
-        reasons.append(f"it is fenced: {row.reason.rstrip('.') if row is not None else ''}")
+        fence = row.reason.rstrip(".") if row is not None else ""
+        reasons.append(f"it is fenced: {fence}")
     if max_age is not None and age is not None and age > max_age:
         reasons.append(f"it is {age / 3600:,.1f} hours old, more than {max_age / 3600:,.1f}")
     try:
         generation = open_active(guard, state)
         keys = generation.approximate_size()  # reads all of it
     except (StoreError, FilterError) as error:
-        return Need(guard=guard.name, reasons=(*reasons, str(error)), age_seconds=age)
+        if str(error) != fence:
+            reasons.append(str(error))
+        return Need(guard=guard.name, reasons=tuple(reasons), age_seconds=age)
     layout = generation.layout
     if layout.header.key_id != active.key_hashes()[0][0]:
         reasons.append("it was built with an earlier SECRET_KEY")

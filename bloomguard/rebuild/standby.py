@@ -65,12 +65,13 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
 
     Another site may answer from those that were built from another database: a rebuild warns of them when it begins.
     """
+    store = guard._runtime.active_filter.store
     unnamed = [name for name in there if name not in state.generations]
     foreign = [name for name in unnamed if _is_foreign(name, state.here)]
     for name in unnamed:
         if name not in foreign:
             try:
-                guard._runtime.active_filter.store.drop(guard.name, name)
+                store.drop(guard.name, name)
             except StoreError as error:
                 log_not_removed(guard, error)
     if state.building and foreign:
@@ -78,7 +79,7 @@ def sweep(guard: Guard, there: Sequence[str], state: State) -> None:
             "bloomguard did not remove filters of %s that were built from another database: %s. Sites that share a "
             "store each need their own prefix or path; after a failover or a restore these filters can be deleted",
             guard.name,
-            ", ".join(foreign),
+            ", ".join(store.location(guard.name, name) for name in foreign),
         )
 
 

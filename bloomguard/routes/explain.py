@@ -149,6 +149,7 @@ class GuardAnswer:
     meaning: str
     store: str
     backend: str
+    place: str
     identity: str
     generation: dict[str, Any]
     state: dict[str, Any]
@@ -317,11 +318,12 @@ def _key(guard: Guard, value: Any) -> str:
 
 def _look_at(guard: Guard) -> dict[str, Any]:
     """Return the store, the active generation and the state row, and what is wrong with them (``fault``)."""
-    seen: dict[str, Any] = {"backend": "", "identity": "", "generation": {}, "state": {}, "fault": ""}
+    seen: dict[str, Any] = {"backend": "", "place": "", "identity": "", "generation": {}, "state": {}, "fault": ""}
     try:
         active = guard._runtime.active_filter
         store, configured = type(active.store), conf.settings.stores.get(guard.store, {})
         seen["backend"] = configured.get("BACKEND") or f"{store.__module__}.{store.__name__}"
+        seen["place"] = active.store.place
         seen["identity"] = active.store.identity
         if missing := active.table.missing():
             return seen | {"fault": missing}

@@ -96,6 +96,11 @@ class State:
                 f"its filter is in a store of the host {self.host}, and {here} has another of its own; if both serve "
                 "this site, use a store that all hosts share, else run rebuild_filter"
             )
+        if store.place:
+            return (
+                f"its filter was built in another store than {store.place}, or before this host was restarted; run "
+                "rebuild_filter"
+            )
         return "its filter was built in another store, or before this one was restarted; run rebuild_filter"
 
     @property

@@ -146,6 +146,15 @@ class Store(ABC):
         self.alias = alias
 
     @property
+    def place(self) -> str:
+        """Where a user of this host finds the store, for messages; empty if its settings alone say that."""
+        return ""
+
+    def location(self, guard: str, name: str) -> str:
+        """Return where a user finds a generation, to delete it by hand."""
+        return name
+
+    @property
     def patient(self) -> Store:
         """This store, for a rebuild: it waits longer also for what a request asks of it."""
         return self

@@ -134,13 +134,18 @@ def check_folder(path: Path, *, may_be_link: bool = False) -> None:
 def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], bool]) -> None:
     if not is_kind(about.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "it has another file type", str(path))
-    if not about.st_mode & 0o022 and about.st_uid in (0, os.geteuid()):
-        return
-    raise NotPrivate(
-        f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}, while "
-        f"this process is user {os.geteuid()}: run it as the files' owner, or give them to this user or root, without "
-        "write permission for others"
-    )
+    own = os.geteuid()
+    if about.st_uid not in (0, own):
+        # The cure for a shell of root is another than that for workers: a folder of root is of no use to them.
+        raise NotPrivate(
+            f"{path} belongs to user {about.st_uid}, this process is user {own}: run it as user {about.st_uid}, or "
+            "give the store's folder to the workers' user (chown -R)"
+        )
+    if about.st_mode & 0o022:
+        raise NotPrivate(
+            f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}; take "
+            "write permission from group and others (chmod go-w)"
+        )
 
 
 # -- identities

@@ -61,6 +61,13 @@ class FileStore(Store):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
 
     @property
+    def place(self) -> str:
+        return f"the folder {self.path}"
+
+    def location(self, guard: str, name: str) -> str:
+        return str(self._file(guard, name))
+
+    @property
     def identity(self) -> str:
         """Hash of the boot ID and of the folder's device, inode and creation time, empty without a folder.
 
@@ -252,9 +259,12 @@ class FileStore(Store):
         # Not by Path.exists(), which before Python 3.14 raises an error in a folder that this user may not search.
         existing = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
         if not os.access(existing, os.W_OK | os.X_OK):
+            own, owner = os.geteuid(), os.stat(existing).st_uid
+            give = f"chown -R {own}" if existing == self.path else f"install -d -m 700 -o {own}"
             return self._warning(
-                f"cannot write {existing} as user {os.geteuid()}.",
-                "a private folder of this user on a local disk.",
+                f"cannot write {existing} of user {owner} as user {own}.",
+                "a private folder of this user on a local disk"
+                + (f"; or, if this is the workers' user, run as root: {give} {self.path}" if owner != own else "."),
                 id="bloomguard.W110",
             )
         try:

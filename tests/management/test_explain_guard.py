@@ -258,15 +258,16 @@ def test_an_error_is_shown(shop, capsys):
 
 def test_a_fenced_guard_says_why(shop, capsys):
     """The reason of the fence stands in the state row."""
-    registry["product"]._runtime.active_filter.table.fence("product", "a write of a test")
-    registry["product"]._runtime.active_filter.table.forget()
+    table = registry["product"]._runtime.active_filter.table
+    table.fence("product", "a write of a test")
+    table.forget()
     said = told(capsys, "/products/8/")
 
     assert (
         "verdict     unknown (fenced): the guard is disabled, often after an unconfirmed add; run rebuild_filter"
         in said
     )
-    assert "fenced: a write of a test" in said
+    assert f"fenced since {table.row('product').fenced_at}: a write of a test" in said
 
 
 def test_it_reads_well(shop, capsys):

@@ -66,9 +66,12 @@ def test_another_store_is_a_reason(product):
     folder.rename(folder.with_name("former"))
     forget()
 
-    assert assess(product).reasons == (
-        "its filter was built in another store, or before this one was restarted; run rebuild_filter",
-    )
+    why = f"its filter was built in another store than the folder {folder}, or before this host was restarted"
+    assert assess(product).reasons == (f"{why}; run rebuild_filter",)
+
+    states.table.fence("product", f"{why}; run rebuild_filter")  # as the first write does
+
+    assert assess(product).reasons == (f"it is fenced: {why}; run rebuild_filter",)
 
 
 def damage():

@@ -125,7 +125,7 @@ def test_one_host_that_was_restarted_is_told_to_rebuild(here, build, clock, capl
     forget()
 
     assert registry["product"]._runtime.decide(ABSENT_PK) == IDENTITY
-    assert "in another store, or before this one was restarted; run rebuild_filter" in caplog.text
+    assert f"in another store than the folder {folder}, or before this host was restarted; run" in caplog.text
     Rebuild(registry["product"], sleep=clock.sleep).run()
     clock.now += 1
     assert registry["product"]._runtime.decide(ABSENT_PK) == ABSENT

@@ -251,6 +251,9 @@ def test_a_copys_rebuild_leaves_the_originals_filter(copied, counted, clock, cap
     assert {original.active, mine.active} <= set(stores["default"].names("counted"))
     assert original.active not in mine.generations
     assert caplog.text.count("their own prefix or path") == 1
+    theirs = stores["default"].location("counted", original.active)
+    assert theirs in caplog.text  # so that the file can be deleted
+    assert Path(theirs).is_file()
     assert guard.verdict(2) is ABSENT
     assert mine.active.startswith(prefix_of(mine.here))
     assert not original.active.startswith(prefix_of(mine.here))

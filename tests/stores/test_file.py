@@ -329,6 +329,21 @@ def test_a_place_that_cannot_be_written_is_a_warning(monkeypatch, tmp_path):
     assert str(tmp_path) in found.msg
 
 
+@pytest.mark.usefixtures("as_root")
+def test_a_place_of_another_user_is_a_warning_with_the_command_that_gives_it(files, monkeypatch):
+    """As after a first ``rebuild_filter`` by root; also for a folder that its parent's user has to make."""
+    files.path.mkdir(mode=0o700)
+    monkeypatch.setattr(os, "access", partial(os.access, effective_ids=True))
+
+    with stranger(files.path):
+        (found,) = files.check()
+        (inside,) = FileStore("default", path=files.path / "new").check()
+    assert found.id == inside.id == "bloomguard.W110"
+    assert f"cannot write {files.path} of user 0 as user {STRANGER}" in found.msg
+    assert found.hint.endswith(f"run as root: chown -R {STRANGER} {files.path}")
+    assert inside.hint.endswith(f"run as root: install -d -m 700 -o {STRANGER} {files.path}/new")
+
+
 def test_a_path_that_cannot_exist_is_a_mistake_in_the_settings():
     """``manage.py check`` reports it: a store with such a path is never made."""
     with pytest.raises(ConfigurationError, match=r"the store 'default': .*path'\] has a NUL"):
@@ -436,7 +451,7 @@ def test_a_folder_of_another_user_is_not_used(files, number):
     os.chown(each_folder(files)[number], STRANGER, STRANGER)
 
     for use in (lambda: files.open("city", "a", find), lambda: files.create("city", "b", make_layout())):
-        with pytest.raises(StoreError, match=f"of user {STRANGER}"):
+        with pytest.raises(StoreError, match=f"belongs to user {STRANGER}, this process is user 0: run it as"):
             use()
     if not number:
         assert [each.id for each in files.check()] == ["bloomguard.W037"]
@@ -539,7 +554,7 @@ def test_a_file_of_another_user_is_not_used(files, name):
     os.chown(files.path / name, STRANGER, STRANGER)
 
     for use in uses(files, name):
-        with pytest.raises(StoreError, match=f"of user {STRANGER}"):
+        with pytest.raises(StoreError, match=f"belongs to user {STRANGER}, this process is user 0: run it as"):
             use()
 
 

@@ -251,6 +251,13 @@ def test_a_shard_that_cannot_prove_itself_is_not_trusted(store, server, layout, 
                 generation.might_contain(key(number))
 
 
+def test_the_location_of_a_generation_is_the_pattern_of_its_keys(store, server):
+    """A warning of filters that a rebuild leaves names them so that a user can delete them."""
+    store.create("city", "a", make_layout(shard_bytes=1 << 12)).seal()
+
+    assert server.keys(store.location("city", "a")) == server.keys("*:a:*") != []
+
+
 def test_one_deleted_shard_is_noticed_by_its_own_keys(store, server):
     """With one of several shards gone its keys are unknown, and the others go on answering."""
     layout = make_layout(shard_bytes=1 << 12)

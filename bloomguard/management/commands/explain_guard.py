@@ -56,7 +56,7 @@ def _guard(answer: GuardAnswer) -> Iterator[tuple[str, str]]:
     yield "key", f"{answer.key or 'none'}, of {answer.value or 'nothing in the path'}"
     yield "verdict", f"{in_words(answer.verdict, answer.reason)}: {answer.meaning}"
     yield "outcome", answer.outcome
-    yield "store", ", ".join(filter(None, [answer.store, answer.backend]))
+    yield "store", ", ".join(filter(None, [answer.store, answer.backend, answer.place]))
     if identity := answer.identity:
         yield "", f"identity {identity}"
     if generation := answer.generation:
@@ -64,7 +64,8 @@ def _guard(answer: GuardAnswer) -> Iterator[tuple[str, str]]:
         room = room_in_words(generation["kind"], generation["capacity"], generation["error_rate"])
         yield "", f"of {generation['bytes']:,} bytes with {room}"
     if state := answer.state:
-        status = f"{state['status']}: {state['reason']}" if state["reason"] else state["status"]
+        since = f" since {state['fenced_at']}" if state["fenced_at"] else ""
+        status = f"{state['status']}{since}: {state['reason']}" if state["reason"] else state["status"]
         yield "state row", f"version {state['version']}, {status}"
         yield from (("", f"{name} {state[name]}") for name in ("active", "standby", "building") if state[name])
         yield "", f"{counted(state['rows'])} at the last build, published {state['published_at'] or 'never'}"

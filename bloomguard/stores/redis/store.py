@@ -155,6 +155,9 @@ class RedisStore(Store):
         build = f"{self.prefix}:{guard}:{name}"
         return f"{build}:{{{spread(build, shard)}}}:{shard}" if self._clustered else f"{build}:{shard}"
 
+    def location(self, guard: str, name: str) -> str:
+        return f"{self.prefix}:{guard}:{name}:*"
+
     def _listed(self, guard: str) -> list[str]:
         """Return the keys of the hashes that list a guard's generations; SCAN would visit all keys of the server."""
         whole = f"{self.prefix}:{guard}"
