@@ -107,10 +107,14 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
     except DatabaseError as error:
         where = "" if alias == DEFAULT_DB_ALIAS else f" --database {alias}"
         reason = str(error).strip().partition("\n")[0]  # PostgreSQL's next lines quote the statement
+        if connections[alias].connection is None:
+            do = f"Start the server, or correct DATABASES[{alias!r}]; where there is none, as in CI, leave out --deploy"
+        else:
+            do = f"Run manage.py migrate bloomguard{where} if you have not, {_GRANT}, and let the alias lead to a "
+            do += "primary that takes writes"
         yield Warning(
-            f"the state rows cannot be read from the database {alias!r}: {reason}.",
-            hint=f"Run manage.py migrate bloomguard{where} if you have not, {_GRANT}, and let the alias lead to a "
-            "primary that takes writes. Until then every request passes, and saves of guarded rows may be refused.",
+            f"the state rows cannot be read from the database {alias!r}: {reason.rstrip('.')}.",
+            hint=f"{do}. Until then every request passes, and saves of guarded rows may be refused.",
             id="bloomguard.W034",
         )
     else:
@@ -146,7 +150,8 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         yield warn(guard, "bloomguard.W030", "it has no filter yet, so every request passes", f"{do}.")
         return
     if row.status != ARMED:
-        text = f"it is fenced, so every request passes: {row.reason}"
+        since = f" since {row.fenced_at:%Y-%m-%d %H:%M %Z}".rstrip() if row.fenced_at else ""
+        text = f"it is fenced{since}, so every request passes: {row.reason}"
         yield warn(guard, "bloomguard.W031", text, f"Fix the cause, then {run}.")
         return
     try:
@@ -164,9 +169,14 @@ def _filter(guard: Guard, row: GuardState | None) -> Iterator[CheckMessage]:
         yield warn(guard, "bloomguard.W033", text, hint)
         return
     if store is not own:
+        kind = generation.layout.kind
+        if generation.layout.filter_class.plain_bits:
+            hint = f"Run manage.py rebuild_filter {guard.name} --from-store {store.alias} to move it to {own.alias!r}."
+        else:
+            hint = f"{do}, which builds it in {own.alias!r}: a {kind} filter cannot be copied while rows are written."
         yield Info(
             f"the guard {guard.name!r}: its filter is still in the store {store.alias!r}, and answers from there.",
-            hint=f"Run manage.py rebuild_filter {guard.name} --from-store {store.alias} to move it to {own.alias!r}.",
+            hint=hint,
             obj=guard.model,
             id="bloomguard.I041",
         )

@@ -90,13 +90,14 @@ def test_a_guard_whose_first_build_never_ended(mine):
 
 @pytest.mark.usefixtures("each_database")
 def test_a_guard_that_is_fenced(built):
-    """The reason of the fence is told, with one full stop at its end."""
+    """The time and the reason of the fence are told, with one full stop at its end."""
     states.table.fence("mine", "a write was not proved.")
 
     ((found, message, hint),) = messages()
 
     assert found == "bloomguard.W031"
-    assert message == "the guard 'mine': it is fenced, so every request passes: a write was not proved."
+    since = f"{states.table.row('mine').fenced_at:%Y-%m-%d %H:%M} UTC"
+    assert message == f"the guard 'mine': it is fenced since {since}, so every request passes: a write was not proved."
     assert "rebuild_filter mine" in hint
 
 
@@ -184,6 +185,20 @@ def test_state_rows_that_cannot_be_read(mine):
     where = "" if database.current == "default" else f" --database {database.current}"
     assert f"Run manage.py migrate bloomguard{where} if you have not" in hint
     assert "lead to a primary" in hint  # the rows of a standby are not read either
+
+
+@database.with_roles
+def test_a_server_that_does_not_answer_is_no_want_of_rights(each_database, mine, monkeypatch):
+    """As in CI: the hint names the settings, and no migration or GRANT."""
+    monkeypatch.setitem(connections[database.current].settings_dict, "HOST", "/nowhere")
+    connections[database.current].close()
+
+    ((found, message, hint),) = messages()
+
+    assert found == "bloomguard.W034"
+    assert "/nowhere" in message
+    assert hint.startswith(f"Start the server, or correct DATABASES[{database.current!r}]")
+    assert "GRANT" not in hint
 
 
 @database.with_roles

@@ -341,7 +341,7 @@ def replaced():
     [
         (fenced, r"may lack rows \(a written row could not be added\)"),
         (cold, "there is no filter to copy"),
-        (replaced, "from the store 'files': its filter was built in another store, or before this one was restarted"),
+        (replaced, "from the store 'files': its filter was built in another store than the folder "),
         (lambda: None, None),
     ],
 )
@@ -381,6 +381,8 @@ def test_a_kind_whose_bits_cannot_be_joined_is_refused(shop, move, clock, monkey
     shop("files")
     move("shared")
 
+    hints = [each.hint for each in run_checks(tags=["bloomguard"], include_deployment_checks=True)]
+    assert any(hint.startswith("Run manage.py rebuild_filter product, which builds it in") for hint in hints if hint)
     with pytest.raises(RebuildError, match="a cuckoo filter cannot be copied"):
         copy("product", "files", clock).plan()
 
