@@ -77,6 +77,10 @@ class NotPrivate(StoreError):
     """Another user could have created or changed a file or folder of the store."""
 
 
+class OtherOwner(NotPrivate):
+    """A file or folder of the store belongs to another user, mostly because this process runs as a wrong one."""
+
+
 def open_private(path: Path, flags: int) -> int:
     """Open a regular file that belongs to this user or root, and return its descriptor; a new file gets mode 0600.
 
@@ -137,7 +141,7 @@ def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], boo
     own = os.geteuid()
     if about.st_uid not in (0, own):
         # The cure for a shell of root is another than that for workers: a folder of root is of no use to them.
-        raise NotPrivate(
+        raise OtherOwner(
             f"{path} belongs to user {about.st_uid}, this process is user {own}: run it as user {about.st_uid}, or "
             "give the store's folder to the workers' user (chown -R)"
         )

@@ -454,7 +454,9 @@ def test_a_folder_of_another_user_is_not_used(files, number):
         with pytest.raises(StoreError, match=f"belongs to user {STRANGER}, this process is user 0: run it as"):
             use()
     if not number:
-        assert [each.id for each in files.check()] == ["bloomguard.W037"]
+        ((found, hint),) = [(each.id, each.hint) for each in files.check()]
+        assert found == "bloomguard.W037"
+        assert hint.startswith("Run commands and shells as the user of the workers")
 
 
 @contextmanager
