@@ -100,8 +100,8 @@ def check_filters(app_configs: Any, databases: Sequence[str] | None = None, **kw
             yield Warning(
                 f"the state row {name!r} is of no guard of this project: the first write of each process to its table "
                 "may wait two seconds.",
-                hint="If the guard has another name now, set its former name. Else, once no process of a version with "
-                f"the guard runs, run manage.py remove_guard {name}.",
+                hint=f"If the guard has another name now, give it name = {name!r}. Else, once no process of a version "
+                f"with the guard runs, run manage.py remove_guard {name}.",
                 id="bloomguard.W044",
             )
     except DatabaseError as error:

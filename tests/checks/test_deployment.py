@@ -76,7 +76,7 @@ def test_a_row_of_a_guard_that_has_another_name_now(built):
 
     assert found == "bloomguard.W044"
     assert message.startswith("the state row 'former' is of no guard of this project")
-    assert "set its former name" in hint
+    assert "give it name = 'former'" in hint
 
 
 def test_a_guard_whose_first_build_never_ended(mine):
