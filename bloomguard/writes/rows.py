@@ -216,7 +216,8 @@ def more_to_return(
         # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
         if compiler.connection.vendor == "mysql" or upserts or not _instances_hold(tracked, compiler, fields):
             more += missing
-    if not more or not may_return(compiler.connection, compiler.query.model._meta.db_table, more, "insert"):
+    table, reads = compiler.query.model._meta.db_table, bool(asked)
+    if not more or not may_return(compiler.connection, table, more, "insert", reads=reads):
         return []  # if the instances do not hold them, the guards are fenced
     return more if _converts(compiler, more) and _ends_as_djangos(compiler, [*asked, *more]) else []
 
@@ -271,33 +272,39 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
 
 #: The events in ``pg_rewrite``.
 _EVENTS = {"update": "2", "insert": "3"}
-#: The rules for the event, and the columns that the role may not read.
+#: The rules for the event, row-level security if the statement itself reads nothing, and the columns that the role may
+#: not read.
 _REFUSALS = """
     SELECT '' FROM pg_rewrite WHERE ev_class = to_regclass(%s) AND ev_type = %s AND ev_enabled <> 'D'
+    UNION ALL SELECT '' WHERE NOT %s AND row_security_active(to_regclass(%s))
     UNION ALL SELECT attname::text FROM pg_attribute
     WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
     AND NOT has_column_privilege(attrelid, attnum, 'SELECT')"""
 
 
-def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str) -> bool:
-    """Whether ``verb`` on ``table``, ``insert`` or ``update``, may return ``fields``."""
+def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *, reads: bool) -> bool:
+    """Whether ``verb`` on ``table``, ``insert`` or ``update``, may return ``fields``.
+
+    ``reads``: the statement reads the rows anyway. If it does not, it also writes rows that row-level security hides
+    from the role; with a RETURNING, PostgreSQL would refuse these, or leave them as they are.
+    """
     if connection.vendor != "postgresql":
         return True
     if connection.needs_rollback or is_aborted(connection):
         return True  # Django, or the database, refuses the statement anyway
     cache = current_cache(connection.alias)
-    refused = cache.refusals.get((table, verb))
+    refused = cache.refusals.get((table, verb, reads))
     if refused is None:
-        refused = cache.refusals[table, verb] = frozenset(_refusals(connection, table, verb))
+        refused = cache.refusals[table, verb, reads] = frozenset(_refusals(connection, table, verb, reads))
     return not refused or ("" not in refused and refused.isdisjoint(field.column for field in fields))
 
 
-def _refusals(connection: Any, table: str, verb: str) -> set[str]:
+def _refusals(connection: Any, table: str, verb: str, reads: bool) -> set[str]:
     """Return the columns that cannot be returned; an empty name for all."""
     name = connection.ops.quote_name(table)
     connection.ensure_connection()
     with connection.wrap_database_errors, undisturbed(connection) as fetch:
-        return {column for (column,) in fetch(_REFUSALS, (name, _EVENTS[verb], name))}
+        return {column for (column,) in fetch(_REFUSALS, (name, _EVENTS[verb], reads, name, name))}
 
 
 # -- what an instance holds

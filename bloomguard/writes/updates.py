@@ -55,7 +55,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
     with together(connection):
         before = discards.lock(compiler, counting)
         more = [field for field in _fields_to_return(used, before) if field not in returning_fields]
-        if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update"):
+        if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update", reads=True):
             more = []  # too little is known then, so the guards are fenced
         returned = [*returning_fields, *more]
         rows = run(execute, compiler, returned)
@@ -132,6 +132,7 @@ def _update_and_add(
 def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any) -> int:
     """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
     connection, using, keys = compiler.connection, compiler.using, None
+    table = compiler.query.model._meta.db_table
     changed: int
     before = discards.lock(compiler, discards.counting(tables, using))
     is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
@@ -141,7 +142,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     elif (
         (returned := _fields_to_return(tables, before))
         and (is_djangos or makes_djangos_sql(compiler, (sql, parameters), text_only=True))
-        and may_return(connection, compiler.query.model._meta.db_table, returned, "update")
+        and may_return(connection, table, returned, "update", reads=bool(compiler.query.where))
     ):
         try:
             changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)

@@ -157,6 +157,77 @@ def test_a_role_that_may_only_insert(role, fresh, clock, block):
             execute("DROP TABLE raw_code")
 
 
+@contextmanager
+def hidden_rows(table, role):
+    """Row-level security lets the role write all rows of the table, and see none."""
+    execute(f"CREATE POLICY added ON {table} FOR INSERT WITH CHECK (true)")
+    execute(f"CREATE POLICY changed ON {table} FOR UPDATE USING (true)")
+    execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    try:
+        execute(f"SET ROLE {role}")
+        yield
+    finally:
+        execute("RESET ROLE")
+        execute(f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY")
+        execute(f"DROP POLICY added ON {table}")
+        execute(f"DROP POLICY changed ON {table}")
+
+
+@on_postgresql
+def test_an_update_of_all_rows_changes_those_that_the_role_does_not_see(article, role, block):
+    """It reads no column, so PostgreSQL changes them; with a RETURNING it would leave them as they are."""
+    Article.objects.create(slug="b")
+    with hidden_rows("shop_article", role):
+        assert block(lambda: Article.objects.update(deleted=True)) == 2
+
+    assert Article.objects.filter(deleted=True).count() == 2
+    assert status("article") == FENCED
+
+
+@on_postgresql
+def test_an_update_that_reads_rows_is_followed_where_some_are_hidden(article, role, block):
+    """PostgreSQL changes what the role sees, with a RETURNING or without."""
+    with hidden_rows("shop_article", role):
+        execute("RESET ROLE")
+        execute("CREATE POLICY seen ON shop_article FOR SELECT USING (slug <> 'hidden')")
+        execute(f"SET ROLE {role}")
+        try:
+            assert block(lambda: Article.objects.filter(slug="a").update(slug="b")) == 1
+        finally:
+            execute("RESET ROLE")
+            execute("DROP POLICY seen ON shop_article")
+
+    assert status("article") == ARMED
+    assert [article.verdict(slug) for slug in "bc"] == [Verdict.MAYBE, Verdict.ABSENT]
+
+
+@on_postgresql
+def test_a_row_that_the_role_does_not_see_is_inserted(role, fresh, clock, block):
+    """The INSERT returns nothing, so PostgreSQL asks for no right to see the row; with a RETURNING it would refuse."""
+    with isolate_apps("tests.shop"):
+
+        class Code(models.Model):
+            slug = models.CharField(max_length=50, primary_key=True)
+
+            class Meta:
+                app_label = "shop"
+                db_table = "raw_code"
+
+        with connections["postgresql"].schema_editor() as editor:
+            editor.create_model(Code)
+        try:
+            execute(f"GRANT INSERT, SELECT ON raw_code TO {role}")
+            with registered(Code, name="code", normalize=lambda self, value: value) as guard:
+                Rebuild(guard, sleep=clock.sleep).run()
+                with hidden_rows("raw_code", role):
+                    block(lambda: Code(slug="new").save(force_insert=True))
+
+                assert Code.objects.get().slug == "new"
+                assert status("code") == FENCED
+        finally:
+            execute("DROP TABLE raw_code")
+
+
 @on_sqlite
 def test_a_virtual_table(each_database, fresh, clock, block):
     """SQLite knows no UPDATE ... RETURNING there."""
