@@ -7,6 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from ..guards.strayed import strayed
+from ..process import log_once
 from .sql.tokens import MARK, UNKNOWN, WORD, Tokens, Unclear, tokens
 
 #: On MySQL and MariaDB: another database, or deleted rows of a system-versioned table. A statement may begin after
@@ -32,6 +33,11 @@ def note(text: str, connection: Any, tables: Collection[str]) -> None:
         return
     if (vendor == "mysql" and _leads_elsewhere(text)) or (_may_be_temporary(text) and _hides_one(text, vendor, tables)):
         strayed.add(connection.alias)
+        log_once.warning(
+            "bloomguard: by alias %r this process may read other rows than its guards know, since a statement about a "
+            "temporary table, USE or system_versioning_asof, so they pass every request; restart the process",
+            connection.alias,
+        )
 
 
 def _leads_elsewhere(text: str) -> bool:

@@ -502,7 +502,7 @@ def test_a_database_may_be_added_while_they_are_counted(monkeypatch):
      ("postgresql", "DO $$ BEGIN CREATE TEMP TABLE {} AS {}; END $$")],
     indirect=["each_database"],
 )  # fmt: skip
-def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_database, build, clock, made):
+def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_database, build, clock, made, caplog):
     """For as long as its connection lives, though a rebuild by another one reads the real table."""
     connection = connections[database.current]
     real = {"sqlite": "main.", "postgresql": "public."}.get(connection.vendor, "") + "shop_product"
@@ -525,6 +525,7 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
             assert Product.objects.filter(pk=7).exists()
         assert state.table.current("product").status == ARMED
         assert decisions(7) == [AMBIGUOUS]
+        assert "they pass every request; restart the process" in caplog.text
     finally:
         connection.close()
 
