@@ -231,7 +231,9 @@ def _choose_fencing(
     if (connection.needs_rollback and not apart) or (reading.head and is_aborted(connection)):
         # Django or PostgreSQL refuses it, with an error of its own if nothing of ours is sent before.
         return _fencing_after(find, connection)
-    if not apart and cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection):
+    locks_state_rows = _may_lock_state_rows(connection)
+    unread = cache.catalogue is None and connection.vendor == "sqlite" and is_under_way(connection)
+    if unread and not (apart or locks_state_rows):
         # A read now would take a snapshot, and the write could fail with SQLITE_BUSY_SNAPSHOT.
         return _fencing_after(lambda: {} if cache.are_idle(connection) else find(), connection, many=many)
     written = find()
@@ -241,11 +243,19 @@ def _choose_fencing(
     if idle is not None:
         return _fencing_if_late(written, idle, connection)
     is_other = connections[connection.alias] is not connection  # than the one on which `atomic` would begin
-    if apart or is_other or raw_transactions.is_sent_apart(reading, connection, many=many):
+    apart = apart or is_other or locks_state_rows
+    if apart or raw_transactions.is_sent_apart(reading, connection, many=many):
         return _fencing_before_and_after(written, reading, connection)
     if rolls_back_if_marked(connection):
         return _fencing_after(lambda: written, connection, many=many)
     return _fencing_together(written, reading, connection, many=many)
+
+
+def _may_lock_state_rows(connection: Any) -> bool:
+    """Whether a statement may lock the state rows in a file that the connection has attached: fence before it."""
+    if connection.vendor != "sqlite" or fencing.is_lock_shared(states.table, connection.alias):
+        return False
+    return raw_transactions.has_attached(connection)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way, may_go_on, rolls_back_if_marked
 from .sql.reader import Reading
 
@@ -32,6 +33,16 @@ def is_sent_apart(reading: Reading, connection: Any, many: bool) -> bool:
     if rolls_back_if_marked(connection):  # nothing is put around it
         return not stays_in and vendor != "sqlite"
     return not stays_in or (many and connection.get_autocommit() and not is_under_way(connection))
+
+
+def has_attached(connection: Any) -> bool:
+    """Whether the connection, of SQLite, has attached other files, which its statements may lock; also in doubt."""
+    if connection.connection is None:
+        return False
+    try:
+        return any(name not in ("main", "temp") for _, name, _ in fetch_uncounted(connection, "PRAGMA database_list"))
+    except connection.Database.Error:
+        return True
 
 
 def rows_changed(connection: Any) -> int:

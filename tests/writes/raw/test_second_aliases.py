@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import nullcontext
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 
 from bloomguard.guards import places
 from bloomguard.state import table as state
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED, FENCED
+from tests.shop.models import Product
 from tests.support import database
 from tests.support.database import second_alias
 from tests.support.mariadb import MYSQL
 from tests.support.servers import PostgreSQL
 
-from .sending import on_postgresql, status
+from .sending import on_postgresql, on_sqlite, status
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -147,3 +149,16 @@ def test_a_connection_without_settings_is_the_projects_own(built):
             assert cursor.fetchone() == (1,)
     finally:
         connection.close()
+
+
+@on_sqlite
+@pytest.mark.parametrize("block", [nullcontext, transaction.atomic], ids=["autocommit", "atomic"])
+def test_a_file_that_another_alias_has_attached_may_be_the_state_rows(other, block):
+    """The statement locks it, so the guard is fenced before."""
+    with connections["second"].cursor() as cursor:
+        cursor.execute("ATTACH %s AS home", [str(connections["default"].settings_dict["NAME"])])
+        with block(using="second") if block is not nullcontext else block():
+            cursor.execute("INSERT INTO home.shop_product (id, name) VALUES (7, 'seven')")
+
+    assert Product.objects.filter(pk=7).exists()
+    assert (status("product"), status("article")) == (FENCED, ARMED)
