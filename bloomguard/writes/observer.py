@@ -65,6 +65,8 @@ class TransactionObserver:
         self.has_changed_rows = False
         #: What :mod:`.consequences` has read in it, and the cache for which; until a definition may be rolled back.
         self.catalogue: tuple[DatabaseCache, Catalogue | None] | None = None
+        #: The tables that SQLite's schema editor has made anew in it. A rollback to a savepoint removes them as well.
+        self.remade: set[str] = set()
         self._raw = connection.connection
         #: The process that began it. A child that was forked meanwhile has its session too, and a copy of this.
         self._pid = os.getpid()

@@ -21,7 +21,18 @@ from ..guards import Guard, registry
 from ..process import LogOnce
 from ..state import table as states
 from ..state.transactions import is_aborted, is_under_way, rolls_back_if_marked, together
-from . import adding, consequences, early, fencing, isolation, raw_transactions, state_rows, strays, unknown_guards
+from . import (
+    adding,
+    consequences,
+    early,
+    fencing,
+    isolation,
+    raw_transactions,
+    remade,
+    state_rows,
+    strays,
+    unknown_guards,
+)
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .idle import all_idle_since, catching_up, is_in_time
 from .sql import reader
@@ -215,6 +226,7 @@ def fencing_around(
     try:
         with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
             yield is_harmless
+        remade.note(reading.effects, connection)
     finally:
         if reading.defines:
             definitions.changed(connection)

@@ -36,7 +36,8 @@ class Effect(NamedTuple):
     - ``insert``: ``name`` has new rows, or names another table now. ``delete``: rows are deleted.
     - ``truncate``: all rows are, and those of the tables that refer to it; no other trigger fires.
     - ``update``: rows change in ``columns``, ``None`` for any. ``alter``: the same by an ALTER TABLE, without triggers.
-    - ``copy``: SQLite's schema editor copies a table and keeps the values of ``columns``.
+    - ``made``: on SQLite, an empty table is made with the name that the schema editor gives to the copy of a table.
+      ``copy``: such a table is filled, and keeps the values of ``columns``. ``swap``: it takes the place of ``name``.
     - ``call``: a function is called. ``run``: a procedure. ``known``: a function that is known to write nothing, unless
       the database has one of that name. ``field``: ``x.name`` on PostgreSQL, which may call a function of that name.
     - ``define``: views, triggers, constraints and the like may change, or, if it is named ``table``, there is only a
@@ -250,6 +251,7 @@ class Statement(Tokens):
 
     def create(self, at: int) -> None:
         """Read a CREATE from the word after it."""
+        is_plain = self.vendor == "sqlite" and self.word(at) == "table"
         at = self.skip(at, BEFORE_KIND)
         kind = self.word(at)
         is_apart = kind == "table" and not self.has("partition", "inherits", "references")
@@ -259,7 +261,10 @@ class Statement(Tokens):
             self.scan(place)  # a WITH may write
             if self.word(at - 1) == "foreign":  # its rows are also those of a table that it names
                 self.add("insert", self.names(at + 1)[0])
-            elif not self._is_empty_table(place):
+            elif self._is_empty_table(place):
+                if is_plain and place == at + 2 and self.token(at + 1).value.startswith(ANEW):
+                    self.add("made", [name])
+            else:
                 self.add("insert", [name])
                 if self.has("execute"):
                     self.effects.add(ANYTHING)  # a prepared statement
@@ -302,8 +307,9 @@ class Statement(Tokens):
             columns = self._altered(action)
             self.add("alter", [table], columns)
         elif first == "rename":  # the table, or a column or an index of it
-            # SQLite's schema editor renames a table whose rows were read before, as they were copied.
+            is_swap = self.vendor == "sqlite" and names[1:] == ["to", table]
             self.add("insert", (name for name in names if self.vendor != "sqlite" or name != table))
+            self.add("swap", [table] if is_swap else [])
             self.add("alter", [table], frozenset(names))
         elif first not in KEEPING:
             self.add("insert", [table, *names])

@@ -6,15 +6,15 @@ import copy
 from contextlib import contextmanager
 
 import pytest
-from django.db import connections
+from django.db import connections, transaction
 from django.db.models import CharField, IntegerField
 
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.writes.remade import declarations
-from tests.shop.models import Article
+from tests.shop.models import Article, Product
 from tests.support import database
 
-from .sending import on_sqlite, status
+from .sending import execute, on_sqlite, status
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -91,3 +91,48 @@ def test_declarations():
 @pytest.mark.parametrize("sql", ["CREATE TABLE t AS SELECT 1", "CREATE VIEW v AS SELECT 1"])
 def test_what_declares_no_columns(sql):
     assert declarations(sql) == {}
+
+
+#: A table with the name that the schema editor would give it.
+COPY = 'CREATE TABLE "new__shop_product" ("id" integer PRIMARY KEY AUTOINCREMENT, "name" varchar(100) NOT NULL)'
+
+
+@on_sqlite
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_table_that_was_there_before_may_have_other_rows(each_database, build, by_hand):
+    """As an interrupted migration leaves one, or another program; and a filter was built since it was filled."""
+    connection = connections[database.current]
+    execute(COPY)
+    try:
+        execute("INSERT INTO new__shop_product (id, name) VALUES (77, 'x')")
+        build("product")
+        connection.disable_constraint_checking()
+        with transaction.atomic(using=database.current):
+            if by_hand:
+                execute(COPY.replace("TABLE", "TABLE IF NOT EXISTS"))
+            execute('DROP TABLE "shop_product"')
+            execute('ALTER TABLE "new__shop_product" RENAME TO "shop_product"')
+
+        assert Product.objects.filter(pk=77).exists()
+        assert status("product") == FENCED
+    finally:
+        connection.enable_constraint_checking()
+        execute("DROP TABLE IF EXISTS new__shop_product")
+
+
+@on_sqlite
+@pytest.mark.parametrize(("atomic", "expected"), [(True, ARMED), (False, FENCED)])
+def test_a_table_that_is_made_anew_in_several_transactions_fences(built, atomic, expected):
+    """Meanwhile a row may be deleted from the former table that the new one has."""
+    connection = connections[database.current]
+    old = Article._meta.get_field("slug")
+    new = changed({"max_length": 250})
+    connection.disable_constraint_checking()
+    try:
+        for one, other in ((old, new), (new, old)):
+            with connection.schema_editor(atomic=atomic) as editor:
+                editor.alter_field(Article, one, other)
+
+            assert status("article") == expected
+    finally:
+        connection.enable_constraint_checking()
