@@ -68,6 +68,8 @@ def second_alias(alias: str, name: str = "second", **settings: Any) -> Iterator[
             yield name
         finally:
             connections[name].close()
+            if (left := connections[name].connection) is not None:
+                left.close()  # Django keeps one to a database in memory
             del connections[name], connections.settings[name]
 
 
