@@ -56,6 +56,8 @@ CONVERTING = ("to_python", "get_prep_value", "get_db_prep_value", "get_db_prep_s
 
 
 def tried(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same, which leaves alone what it cannot convert."""
+
     def safe(value: Any) -> Any:
         try:
             return convert(value)
@@ -95,7 +97,6 @@ class Drawn:
 
     def _method(self, base: Any, name: str, convert: Callable[[Any], Any]) -> Callable[..., Any]:
         is_before, parent = self.draw.random() < 0.5, getattr(base, name, None)
-        self.draw.random()
 
         def method(self: Any, value: Any, *arguments: Any, **named: Any) -> Any:
             if value is None or hasattr(value, "resolve_expression"):
@@ -130,7 +131,14 @@ class Drawn:
                     rows.filter(pk=rows.values_list("pk", flat=True).first()).update(code=value)
                 else:
                     rows.get_or_create(code=value)
-        except (DatabaseError, ValueError, TypeError, ArithmeticError, self.model.MultipleObjectsReturned):
+        except (
+            DatabaseError,
+            ValueError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            self.model.MultipleObjectsReturned,
+        ):
             pass
         except Exception as error:
             if type(error).__module__ != "django.core.exceptions":
