@@ -80,13 +80,15 @@ def rows(each_database: str, fresh: None, hasty: None) -> Iterator[dict[str, Gua
 
 @dataclass
 class View:
-    """A view, the kwargs that its patterns have to have, and the guards that may name it.
+    """A view, the kwargs that it looks up, and the guards that may name it.
 
-    These name the kwargs too, unless they are the usual ones.
+    These name the kwargs too, unless they are the usual ones. A pattern of a generic view may have some of ``wanted``,
+    and each may have one of ``similar`` beside it.
     """
 
     callback: Callable[..., Any]
     wanted: tuple[str, ...]
+    similar: tuple[str, ...] = ()
     named_by: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_generic: bool = False
     has_own_code: bool = False
@@ -100,14 +102,14 @@ class Site:
         self.draw = random.Random(seed)
         #: Few kwargs, so that one often stands where another one is looked up.
         self.kwargs = ["pk", "slug", *self.draw.sample(KWARGS[2:], 4)]
-        self.views = [self._view() for _ in range(self.draw.randint(2, 5))]
+        self.views = [self._view() for _ in range(self.draw.randint(2, 3))]
         self.routes: dict[str, Any] = {name: {} if self._chance(0.6) else "auto" for name in GUARDS}
         #: Of each pattern, its parts and the name of its view.
         self.shapes: list[tuple[list[str], str]] = []
         self.patterns = [
             self._pattern(view, f"v{number}{'-again' if again and self._chance(0.5) else ''}")
             for number, view in enumerate(self.views)
-            for again in range(self.draw.choice((1, 1, 2)))
+            for again in range(self.draw.randint(1, 2))
         ]
         self.draw.shuffle(self.patterns)
         for number, view in enumerate(self.views):
@@ -137,7 +139,8 @@ class Site:
             return HttpResponse(f"{model.__name__} {found.pk} {sorted(captured.items())}")
 
         named = {name: () if is_usual and self._chance(0.7) else kwargs}
-        return View(view, kwargs, named, text=f"function of {name} by {kwargs}")
+        similar = tuple(each for names in usual for each in names)
+        return View(view, kwargs, similar, named, text=f"function of {name} by {kwargs}")
 
     def _attributes(self) -> dict[str, Any]:
         model = self.draw.choice(MODELS)
@@ -167,8 +170,7 @@ class Site:
 
         cls = type("Drawn", (base,), {**given, **plain, **methods, "render_to_response": render_to_response})
         given |= initial
-        kwargs = (given.get("pk_url_kwarg", "pk"), given.get("slug_url_kwarg", "slug"))
-        wanted = tuple(dict.fromkeys(self.draw.sample(kwargs, self.draw.choice((1, 1, 2)))))
+        wanted = tuple(dict.fromkeys((given.get("pk_url_kwarg", "pk"), given.get("slug_url_kwarg", "slug"))))
         text = f"{base.__name__} {given} {[*methods]}"
         return View(cls.as_view(**initial), wanted, is_generic=True, has_own_code=bool(methods), text=text)
 
@@ -217,12 +219,13 @@ class Site:
     # -- patterns
 
     def _pattern(self, view: View, name: str) -> Any:
-        others = [
-            each for each in self.draw.sample(self.kwargs, self.draw.choice((0, 1, 1, 2))) if each not in view.wanted
-        ]
-        fixed = {self.draw.choice(self.kwargs): self.draw.choice((1, "2", "paris"))} if self._chance(0.25) else {}
-        wanted = [each for each in view.wanted if each not in fixed]
-        captured = self.draw.sample([*wanted, *others], len(wanted) + len(others))
+        known = [*self.kwargs, *view.similar, *view.similar]
+        fixed = {self.draw.choice(known): self.draw.choice((1, "2", "paris"))} if self._chance(0.25) else {}
+        count = self.draw.randint(1, len(view.wanted)) if view.is_generic else len(view.wanted)
+        wanted = self.draw.sample(view.wanted, count)
+        others = self.draw.choices(known, k=self.draw.randint(0, 2))
+        captured = [name for name in dict.fromkeys((*wanted, *others)) if name not in fixed]
+        self.draw.shuffle(captured)
         cut = self.draw.randint(0, len(captured))
         start = f"p{len(self.shapes)}/"
         outer, inner = captured[:cut], captured[cut:]
