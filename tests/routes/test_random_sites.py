@@ -103,7 +103,7 @@ class Site:
         #: Few kwargs, so that one often stands where another one is looked up.
         self.kwargs = ["pk", "slug", *self.draw.sample(KWARGS[2:], 4)]
         self.views = [self._view() for _ in range(self.draw.randint(2, 3))]
-        self.routes: dict[str, Any] = {name: {} if self._chance(0.6) else "auto" for name in GUARDS}
+        self.routes: dict[str, Any] = {name: {} if self._chance(0.7) else "auto" for name in GUARDS}
         #: Of each pattern, its parts and the name of its view.
         self.shapes: list[tuple[list[str], str]] = []
         self.patterns = [
@@ -121,7 +121,7 @@ class Site:
     # -- views
 
     def _view(self) -> View:
-        kind = self.draw.choice((self._function, self._function, self._generic, self._generic, self._own, self._rest))
+        kind = self.draw.choice((*[self._function] * 4, *[self._generic] * 4, self._own, self._rest))
         return kind()
 
     def _function(self) -> View:
@@ -130,7 +130,7 @@ class Site:
         model, lookup = GUARDS[name]
         fields = lookup if isinstance(lookup, tuple) else (lookup,)
         usual = [("pk", "id", f"{model._meta.model_name}_id")] if lookup == "pk" else [(field,) for field in fields]
-        is_usual = self._chance(0.6)
+        is_usual = self._chance(0.8)
         kwargs = tuple(map(self.draw.choice, usual)) if is_usual else tuple(self.draw.sample(self.kwargs, len(fields)))
 
         def view(request, **captured):
@@ -138,16 +138,16 @@ class Site:
             found = get_object_or_404(model, **values)
             return HttpResponse(f"{model.__name__} {found.pk} {sorted(captured.items())}")
 
-        named = {name: () if is_usual and self._chance(0.7) else kwargs}
+        named = {name: () if is_usual and self._chance(0.8) else kwargs}
         similar = tuple(each for names in usual for each in names)
         return View(view, kwargs, similar, named, text=f"function of {name} by {kwargs}")
 
     def _attributes(self) -> dict[str, Any]:
         model = self.draw.choice(MODELS)
         given: dict[str, Any] = {"model": model}
-        if self._chance(0.5):
+        if self._chance(0.3):
             given["pk_url_kwarg"] = self.draw.choice(self.kwargs)
-        if self._chance(0.5):
+        if self._chance(0.3):
             given["slug_url_kwarg"] = self.draw.choice(self.kwargs)
         names = [name for each in model._meta.fields for name in (each.name, each.attname)]
         if "slug" not in names or self._chance(0.5):
@@ -223,7 +223,7 @@ class Site:
         fixed = {self.draw.choice(known): self.draw.choice((1, "2", "paris"))} if self._chance(0.25) else {}
         count = self.draw.randint(1, len(view.wanted)) if view.is_generic else len(view.wanted)
         wanted = self.draw.sample(view.wanted, count)
-        others = self.draw.choices(known, k=self.draw.randint(0, 2))
+        others = self.draw.choices([*known, *view.wanted], k=self.draw.randint(0, 2))
         captured = [name for name in dict.fromkeys((*wanted, *others)) if name not in fixed]
         self.draw.shuffle(captured)
         cut = self.draw.randint(0, len(captured))
@@ -259,7 +259,7 @@ class Site:
             for part in parts[1:]:
                 if not (part.startswith("(?:") and self._chance(0.5)):
                     numbers = "<int" in part or r"\d" in part
-                    taken.append(f"{self.draw.choice(TEXTS[:8] if numbers else TEXTS)}/")
+                    taken.append(f"{self.draw.choice(TEXTS[:8] if numbers or self._chance(0.3) else TEXTS)}/")
             yield "/" + "".join(taken)
 
     # -- guards
@@ -268,7 +268,7 @@ class Site:
         """Let guards name the view, with a mapping or without."""
         is_djangos = view.is_generic and not view.has_own_code
         for guard, kwargs in (dict.fromkeys(GUARDS, ()) if is_djangos else view.named_by).items():
-            if self.routes[guard] != "auto" and self._chance(0.3 if is_djangos else 0.8):
+            if self.routes[guard] != "auto" and self._chance(0.3 if is_djangos else 0.9):
                 fields = [each.name for each in registry[f"drawn-{guard}"]._meta.fields]
                 self.routes[guard][name] = dict(zip(fields, kwargs, strict=False))
 
