@@ -136,11 +136,12 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     changed: int
     before = discards.lock(compiler, discards.counting(tables, using))
     is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
-    if connection.vendor not in ("postgresql", "sqlite") or not connection.features.can_return_columns_from_insert:
+    if connection.vendor not in ("postgresql", "sqlite"):
         if is_djangos and selects_the_same_again(compiler.query.where):
             keys = _locked(compiler)
     elif (
-        (returned := _fields_to_return(tables, before))
+        connection.features.can_return_columns_from_insert  # not on SQLite before 3.35, see `database_refusals`
+        and (returned := _fields_to_return(tables, before))
         and (is_djangos or makes_djangos_sql(compiler, (sql, parameters), text_only=True))
         and may_return(connection, table, returned, "update", reads=bool(compiler.query.where))
     ):

@@ -161,6 +161,19 @@ TEXTS = [
 ]  # fmt: skip
 
 
+def test_an_sqlite_without_returning(monkeypatch, only):
+    """Before 3.35: as the keys of a ``bulk_create`` would not be known, each one would disable the guard."""
+    only(Product)
+    monkeypatch.setattr(connections["default"].features, "can_return_columns_from_insert", False, raising=False)
+
+    said = refused()
+    assert "has no RETURNING" in said
+    assert "3.35 or newer" in said
+    ((identifier, message, _),) = checked()
+    assert identifier == "W136"
+    assert "has no RETURNING" in message
+
+
 @pytest.mark.parametrize(("alias", "column", "before", "after", "told"), TEXTS, ids=[f"{each[1]}" for each in TEXTS])
 def test_texts_that_the_column_takes_for_equal(monkeypatch, page, alias, column, before, after, told):
     """Whatever makes the column compare otherwise than keys do, the rebuild and ``check --deploy`` say so."""

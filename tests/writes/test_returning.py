@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import date
 from uuid import UUID
 
@@ -220,6 +220,21 @@ def test_a_row_that_the_role_does_not_see_is_inserted(role, fresh, clock, block)
 
         assert Code.objects.get().slug == "new"
         assert status("code") == FENCED
+
+
+@on_sqlite
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_process_whose_sqlite_has_no_returning(article, clock, block, monkeypatch, by_hand):
+    """Another process has built the filter. An UPDATE is sent unchanged, as SQLite locks no rows, and fences."""
+    features = connections["default"].features
+    monkeypatch.setattr(features, "can_return_columns_from_insert", False, raising=False)
+    monkeypatch.setattr(type(features), "can_return_rows_from_bulk_insert", False)
+
+    with without_autocommit() if by_hand else nullcontext():
+        block(lambda: Article.objects.update(slug="b"))
+
+    assert slugs() == ["b"]
+    assert status("article") == FENCED
 
 
 @on_sqlite

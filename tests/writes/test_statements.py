@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 from django.core.management import call_command
-from django.db import IntegrityError, connections, migrations, models, transaction
+from django.db import IntegrityError, migrations, models, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Concat, Lower
 
@@ -397,18 +397,6 @@ def test_a_fence_that_another_process_set_is_waited_for(old_rows, clock, monkeyp
     again = clock.now
     Product.objects.create()
     assert clock.now == again
-
-
-def test_a_database_without_returning_locks_and_looks_up(old_rows, monkeypatch):
-    """Where UPDATE cannot return rows, they are locked before it and read after it."""
-    features = type(connections[database.current].features)
-    monkeypatch.setattr(features, "can_return_columns_from_insert", False)
-    monkeypatch.setattr(features, "can_return_rows_from_bulk_insert", False)
-
-    with transaction.atomic(using=database.current):
-        Article.objects.filter(slug="old").update(slug=Concat(F("slug"), Value("-y")))
-
-    assert registry["article"].verdict("old-y") is Verdict.MAYBE
 
 
 def test_a_guard_may_follow_signals_alone(old_rows, clock):
