@@ -223,7 +223,12 @@ class Rebuild:
         self._generation.seal()
         verified = 0
         for check in self._checks:
-            verified += check.verify_rows(self._generation)
+            try:
+                verified += check.verify_rows(self._generation)
+            except RebuildError:
+                if not self.table.heartbeat(self._row):  # rows are missing because of a fence, which has a reason
+                    raise superseded(self.table, self.guard.name) from None
+                raise
             self._send_heartbeats()
         measured = check_error_rate(self.guard, self._generation, self._probes)
         self._publish(rows, measured)

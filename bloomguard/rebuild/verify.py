@@ -248,9 +248,8 @@ class PublishCheck:
         if missing:
             raise RebuildError(
                 f"{self.source.guard.name}: of {read:,} rows that were read again, {missing:,} are not in the new "
-                "generation, which was not published. The cause may be a fence during the build, whose reason the log "
-                "has, COPY, a trigger, another program or a process that was started before the guard existed: run it "
-                "again"
+                "generation, which was not published. The cause may be COPY, a trigger, another program or a process "
+                "that was started before the guard existed: run it again"
             )
         return read
 

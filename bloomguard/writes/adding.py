@@ -18,7 +18,7 @@ from ..guards.fields import kind_of, own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
 from ..guards.unadded import unadded
 from ..state.transactions import together
-from . import fencing
+from . import fencing, unknown_guards
 
 #: The classes that a field's values may have, by its kind: `to_python` takes any object for a text, by its str().
 _CLASSES: dict[str | None, tuple[type, ...]] = {
@@ -75,7 +75,7 @@ class Adding:
             add = guard._runtime.active_filter.add
             confirmed = needs_none or (not problem and add(keys, partial(fencing.drop_standby, guard, using)))
         if not confirmed:
-            fencing.fence({guard: problem or guard._runtime.active_filter.why_not_added()}, using)
+            fencing.fence({guard: problem or unknown_guards.why_not_added(guard)}, using)
         self.missing = ""
 
 

@@ -331,7 +331,7 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
     except NoScope as error:
         return str(error)
     if len(keys) and not guard._runtime.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
-        return guard._runtime.active_filter.why_not_added()
+        return unknown_guards.why_not_added(guard)
     return ""
 
 

@@ -123,6 +123,11 @@ def is_of_another_version(guard: Guard) -> bool:
     return states.table.known(guard.name).definition not in ("", definition) and definition != ""
 
 
+def why_not_added(guard: Guard) -> str:
+    """Return the reason of an add that has just failed, for the log and the state row."""
+    return reason() if is_of_another_version(guard) else guard._runtime.active_filter.why_not_added()
+
+
 def _named() -> frozenset[tuple[str, str]]:
     """Return the names and tables of the unknown guards; of one whose name this process has, also its tables here."""
     if not is_complete:

@@ -83,9 +83,26 @@ def test_a_row_that_came_behind_the_scan_unseen_stops_the_build(clock, monkeypat
         rebuild("product", clock, progress=progress)
 
     assert "777" not in str(raised.value)
-    assert "a fence during the build" in str(raised.value)  # by an old version that still runs, for example
     assert stores["default"].names("product") == [first.generation]
     assert states.table.current("product").active == first.generation
+
+
+def test_rows_that_are_missing_because_of_a_fence_are_reported_with_its_reason(clock, monkeypatch):
+    """As by an old version that still runs: the message names the process, so that it can be stopped."""
+    Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
+    guard = registry["product"]
+
+    def progress(done, total):
+        if done == 100:
+            states.table.fence("product", "process 4711 wrote to its table")
+            insert_unseen(777)
+
+    pages = Source.pages
+    monkeypatch.setattr(sources, "PAGE_ROWS", 100)
+    monkeypatch.setattr(Source, "pages", lambda self: islice(pages(self), 1))
+
+    with pytest.raises(RebuildError, match=r"its state row changed during the build \(process 4711 wrote"):
+        Rebuild(guard, sleep=clock.sleep, progress=progress).run()
 
 
 @pytest.mark.parametrize("name", ["product", "order", "article"])

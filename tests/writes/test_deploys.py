@@ -332,6 +332,20 @@ def test_a_normalize_that_takes_few_texts_has_a_definition(fresh):
         assert guard._meta.definition_hash != ""
 
 
+def test_a_version_that_learns_of_another_ones_filter_only_when_it_adds(each_database, fresh, clock):
+    """The fence names the process to be stopped: after a rebuild alone it would be fenced again."""
+    with registered(Article, name="thing", lookup="slug") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        known = state.table.copy
+    with registered(Article, name="thing", lookup="pk") as other:
+        Rebuild(other, sleep=clock.sleep).run()
+    with registered(Article, name="thing", lookup="slug"):
+        state.table.copy = known
+        Article.objects.create(pk=1_002, slug="two")
+
+    assert GuardState.objects.get(name="thing").reason == unknown_guards.reason()
+
+
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
 def test_a_renamed_table_that_the_old_version_reads_by_a_view(each_database, fresh, clock, monkeypatch):
     """The new version has no model of the old name, and writes to the new one."""
