@@ -79,6 +79,28 @@ def test_a_row_of_a_guard_that_has_another_name_now(built):
     assert "give it name = 'former'" in hint
 
 
+@pytest.mark.usefixtures("each_database")
+def test_a_row_of_the_last_guard_which_was_removed(mine, monkeypatch):
+    """Its writes wait too, though the project has no guard any more; without such a row nothing is said."""
+    monkeypatch.setattr(registry, "_guards", {})
+    registry.changed()
+    assert messages() == []
+
+    GuardState.objects.create(name="former", active="a")
+
+    assert [found for found, _, _ in messages()] == ["bloomguard.W044"]
+
+
+@pytest.mark.usefixtures("each_database")
+def test_state_rows_that_no_guard_needs_may_be_missing(mine, monkeypatch):
+    """A project may install bloomguard, and migrate it with its first guard."""
+    monkeypatch.setattr(registry, "_guards", {})
+    registry.changed()
+    monkeypatch.setattr(GuardState._meta, "db_table", "no_such_table")
+
+    assert messages() == []
+
+
 def test_a_guard_whose_first_build_never_ended(mine):
     """A row that names no active generation is as good as none."""
     GuardState.objects.create(name="mine", building="a")
