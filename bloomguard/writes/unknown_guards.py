@@ -32,9 +32,9 @@ REASON = "a process that runs a version of the project without this guard, or wi
 AGAIN_SECONDS = 60.0
 
 
-def reason() -> str:
-    """Return why a guard is fenced, with the process that has to be stopped."""
-    return f"{REASON} (process {os.getpid()} on {socket.gethostname()})"
+def reason(why: str = REASON) -> str:
+    """Return why a guard is fenced, with this process, which may have to be stopped."""
+    return f"{why} (process {os.getpid()} on {socket.gethostname()})"
 
 
 class UnknownGuard(Guard):
@@ -125,7 +125,7 @@ def is_of_another_version(guard: Guard) -> bool:
 
 def why_not_added(guard: Guard) -> str:
     """Return the reason of an add that has just failed, for the log and the state row."""
-    return reason() if is_of_another_version(guard) else guard._runtime.active_filter.why_not_added()
+    return reason() if is_of_another_version(guard) else reason(guard._runtime.active_filter.why_not_added())
 
 
 def _named() -> frozenset[tuple[str, str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from contextlib import ExitStack
 
 import pytest
@@ -10,10 +12,12 @@ from django.db import connections, models
 from django.db.models import Q
 from django.test.utils import isolate_apps
 
+from bloomguard import adding
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing, unknown_guards
@@ -344,6 +348,23 @@ def test_a_version_that_learns_of_another_ones_filter_only_when_it_adds(each_dat
         Article.objects.create(pk=1_002, slug="two")
 
     assert GuardState.objects.get(name="thing").reason == unknown_guards.reason()
+
+
+@pytest.mark.parametrize("by_hand", [False, True], ids=["create", "adding"])
+def test_a_version_with_another_store_names_itself(each_database, fresh, clock, monkeypatch, by_hand):
+    """Its store is no option of the guard, so nothing else tells which process has to be stopped."""
+    with registered(Article, name="thing", lookup="slug") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        monkeypatch.setattr(ActiveFilter, "add", lambda *arguments, **options: False)
+        if by_hand:
+            with adding(guard, using=database.current) as add:
+                execute("INSERT INTO shop_article (slug, deleted) VALUES ('two', %s)", False)
+                add(["two"])
+        else:
+            Article.objects.create(pk=1_002, slug="two")
+
+    reason = GuardState.objects.get(name="thing").reason
+    assert reason == f"a written row could not be added to its filter (process {os.getpid()} on {socket.gethostname()})"
 
 
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
