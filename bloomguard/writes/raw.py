@@ -365,6 +365,10 @@ def _reason(cause: Cause, site: str) -> str:
     return f"a view, partition, trigger or foreign key may have written to {cause.table} for the statement at {site}"
 
 
+#: Modules that send the statements of a migration, some of them after its last operation; the migration's name there.
+_MIGRATIONS = {"django.db.migrations.migration": "self", "django.db.migrations.executor": "migration"}
+
+
 def _site() -> str:
     """Return the file and line that sent the statement: by the innermost frame that is no library's.
 
@@ -373,9 +377,9 @@ def _site() -> str:
     frame = outermost = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if module == "django.db.migrations.migration" and "self" in frame.f_locals:
-            migration = sys.modules.get(type(frame.f_locals["self"]).__module__)
-            return getattr(migration, "__file__", None) or f"the migration {frame.f_locals['self']}"
+        if (migration := frame.f_locals.get(_MIGRATIONS.get(module, ""))) is not None:
+            found = sys.modules.get(type(migration).__module__)
+            return getattr(found, "__file__", None) or f"the migration {migration}"
         is_library = module.partition(".")[0] in ("django", "bloomguard", "contextlib", "functools", "asgiref")
         # What takes a cursor, or a connection, and a statement only passes it on: the driver, or django-cachalot.
         # By their classes: a look into the caller's own object, as `request.user`, may load it, or raise anything.

@@ -23,7 +23,8 @@ from django.db import (
 from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 from django.db.backends.utils import CursorWrapper
-from django.db.migrations.operations import RunSQL
+from django.db.migrations.executor import MigrationExecutor
+from django.db.migrations.operations import RunPython, RunSQL
 from django.db.migrations.state import ModelState, ProjectState
 from django.utils.functional import SimpleLazyObject
 
@@ -389,13 +390,17 @@ def test_a_warning_names_no_package_that_only_passes_the_statement_on(built, cap
     assert f"{os.path.basename(sending.__file__)}:" in caplog.text
 
 
-def test_a_warning_names_the_file_of_a_migration(built, caplog):
-    """Of its operations only Django's code and ``manage.py`` are on the stack, which is the same for all of them."""
-    operation = RunSQL("INSERT INTO shop_product (id, name) VALUES (50, 'x')")
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_warning_names_the_file_of_a_migration(built, caplog, monkeypatch, is_last):
+    """Only Django's code and ``manage.py`` are on the stack, also when the editor sends its last statements."""
+    sql = "INSERT INTO shop_product (id, name) VALUES (50, 'x')"
+    last = RunPython(lambda apps, editor: editor.deferred_sql.append(sql))
+    operation = last if is_last else RunSQL(sql)
     migration = type("Migration", (migrations.Migration,), {"operations": [operation], "__module__": sending.__name__})
+    executor = MigrationExecutor(connections[database.current])
+    monkeypatch.setattr(executor, "record_migration", lambda migration: None)
 
-    with connections[database.current].schema_editor() as editor:
-        migration("0002_numbers", "shop").apply(ProjectState(), editor)
+    executor.apply_migration(ProjectState(), migration("0002_numbers", "shop"))
 
     assert f"wrote to shop_product at {sending.__file__}" in caplog.text
 
