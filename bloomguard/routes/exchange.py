@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from django.conf import settings
+from django.core.exceptions import DisallowedHost
 from django.core.handlers.wsgi import WSGIRequest
 from django.http import Http404, HttpRequest, HttpResponseBase
 from django.urls import get_resolver, get_urlconf
@@ -22,6 +23,8 @@ from .table import GuardedRoute
 
 #: Response header with the decisions of the guards; sent only if ``DEBUG`` is on.
 HEADER = "X-Bloomguard"
+#: The statuses of pages that Django's cache keeps.
+_CACHED = (200, 304)
 
 
 class Exchange(LookupContext):
@@ -111,8 +114,9 @@ class Exchange(LookupContext):
 
 
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
-    """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the handler fails.
+    """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the view has to run.
 
+    The handler may fail, or answer what Django's cache keeps. The cache, also that of ``cache_page``, refuses hosts.
     The message is the view's own: a site's 404 page may show it. Not for an event loop: it may render a template.
     """
     shown = route.pattern.shown
@@ -125,13 +129,16 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
     try:
         if settings.DEBUG:
             return technical_404_response(request, error)
+        request.get_host()
         handler: Any = get_resolver(get_urlconf()).resolve_error_handler(404)
         response: Any = handler(request, exception=error)
         if not getattr(response, "is_rendered", True) and callable(getattr(response, "render", None)):
             response = response.render()
         if isinstance(response, HttpResponseBase) and response.status_code < 500:
-            return response
+            return None if response.status_code in _CACHED else response
         route.guard._runtime.counters["error"]()
+    except DisallowedHost:
+        pass
     except Exception as failure:
         route.guard._runtime.counters["error"]()
         log_once.error(

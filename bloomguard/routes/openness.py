@@ -13,6 +13,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from django.conf import settings
 from django.db.models.base import ModelBase
 from django.middleware.cache import CacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
@@ -250,7 +251,10 @@ def _is_harmless(layer: Any) -> bool:
     if layer.__code__ in _HARMLESS:
         return True
     inner = called["_pre_process_request"]
-    return type(_closure(inner)["middleware"]) in _HARMLESS_MIDDLEWARE
+    middleware = type(_closure(inner)["middleware"])
+    if middleware is CsrfViewMiddleware and settings.CSRF_USE_SESSIONS:
+        return False  # it reads the session, so the response varies with the cookie
+    return middleware in _HARMLESS_MIDDLEWARE
 
 
 def _closure(function: Any) -> dict[str, Any]:

@@ -95,3 +95,51 @@ def test_a_page_of_the_cache_leaves_the_request_as_it_was(settings, build, db, m
             ask(url)
 
     assert seen == [(200, "page", True), (200, None, False), (404, "page", True)]
+
+
+@pytest.mark.parametrize(
+    ("middleware", "page"), [([UPDATE, GUARD, FETCH], view), ([GUARD], cache_page(60)(view))], ids=["site", "view"]
+)
+@pytest.mark.parametrize("ask", [lambda url: Client().get(url), lambda url: async_to_sync(AsyncClient().get)(url)])
+def test_a_host_that_the_cache_refuses_is_refused(settings, build, db, middleware, page, ask):
+    """No middleware has looked at it before; the cache makes its key of it."""
+    settings.MIDDLEWARE = middleware
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", page, name="page"))
+    Product.objects.create(pk=7)
+    with registered(Product, name="page", routes=["page"]):
+        build("page")
+        found = []
+        for settings.ALLOWED_HOSTS in (["testserver"], ["a.example"]):
+            found += [ask(f"/p/{pk}/").status_code for pk in (7, 8)]
+
+    assert found == [200, 404, 400, 400]
+
+
+def soft_404(request, exception):
+    return HttpResponse("nothing here, but with status 200")
+
+
+def softens(get_response):
+    def middleware(request):
+        response = get_response(request)
+        return HttpResponse("a page for all") if response.status_code == 404 else response
+
+    return middleware
+
+
+@pytest.mark.parametrize(("page", "between"), [(soft_404, []), (None, [f"{__name__}.softens"])])
+def test_a_page_for_what_is_not_found_is_kept_as_any_other(settings, build, db, page, between):
+    """Its status is 200, so the cache keeps it, and tells browsers to do the same."""
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view, name="page"), **({"handler404": page} if page else {}))
+    Product.objects.create(pk=7)
+    with registered(Product, name="page", routes=["page"]):
+        build("page")
+        found = []
+        for guard in ([], [GUARD]):
+            settings.MIDDLEWARE = [UPDATE, *between, *guard, FETCH]
+            response = Client().get("/p/8/")
+            found.append((response.status_code, response["Cache-Control"], response.content))
+            cache.clear()
+
+    assert found[0] == found[1]
+    assert found[0][:2] == (200, "max-age=600")

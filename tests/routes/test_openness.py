@@ -484,6 +484,15 @@ def test_decorators_that_answer_or_set_a_cookie_are_closed(shop, decorator):
     assert route.closed.startswith("an unknown decorator runs first")
 
 
+def test_a_csrf_token_in_the_session_closes(shop, settings):
+    """``csrf_protect`` reads the session then: the 404 has ``Vary: Cookie``."""
+    settings.CSRF_USE_SESSIONS = True
+    [route] = shop(csrf_protect(function))
+
+    assert route.closed.startswith("an unknown decorator runs first")
+    assert visit("/v/99/")[0] == 404
+
+
 @pytest.mark.parametrize("decorator", [requires_csrf_token, sensitive_variables("pk")], ids=["csrf", "variables"])
 def test_what_is_not_known_is_guarded_at_its_lookup(shop, decorator, django_assert_num_queries):
     """Closed is no less guarded: no query for an absent row."""
