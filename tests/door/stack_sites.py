@@ -61,7 +61,7 @@ TOKEN = "t" * 32
 HOSTS = ("www.testserver", "testserver:8000", "TESTSERVER", "a.example.com", "example.com", "evil", "")
 KINDS = ("plain", "plain", "plain", "template", "redirect", "token", "async", "slug", "slug", "detail", "detail", "own")
 #: IDs: some exist, 4 and 5 were deleted, the others never were.
-IDS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "77", "9999", "123456", "007")
+IDS = ("1", "2", "3", "4", "5", "6", "7", "8", "9", "9", "9", "77", "9999", "123456", "007")
 SLUGS = ("one", "two", "hidden", "gone", "atlantis", "lemuria", "1")
 
 
@@ -238,7 +238,7 @@ class Site:
             url = choice(("/old", "/de", "/static", "/a0")) + url
         elif odd < 0.16:
             url = choice(("/nowhere/", "/", "/static/x.css", "/a0/2/", "/v0/é/", "/v0/%00/"))
-        if self._chance(0.15):
+        if self._chance(0.25):
             url += choice(("?page=2", "?q=404", "?next=/", "?a=1&a=2", "?_method=DELETE"))
         method = self.draw.choices(("GET", "HEAD", "OPTIONS", "POST"), (14, 3, 1, 2))[0]
         headers = {"Host": "testserver"}

@@ -56,7 +56,7 @@ MODES = ("lookup", "route", "door")
 @pytest.fixture
 def guards(fresh: None, hasty: None) -> Iterator[dict[str, Guard]]:
     """The rows that the sites show, some deleted since, and the guards, each with its filter."""
-    pages = {1: "/v0/9/", 2: "/v1/9/", 3: "/v0/77/", 4: "/v0/4/", 5: "/v2/9/"}  # see `fallback`
+    pages = {1: "/v0/9/", 2: "/v1/9/", 3: "/v2/9/", 4: "", 5: ""}  # see `fallback`
     Product.objects.bulk_create(Product(pk=pk, name=name) for pk, name in pages.items())
     Article.objects.bulk_create(
         Article(slug=slug, deleted=slug == "hidden") for slug in ("one", "two", "hidden", "gone")
@@ -160,6 +160,7 @@ def prepare(user: Any) -> None:
 
 
 _NONCE = re.compile(r"'nonce-([^']+)'")
+_IN_BODY = re.compile(rb"(?<=nonce=)[\w-]+")
 _EXPIRES = re.compile(r"(?<=expires=)[^;]+")
 
 
@@ -177,9 +178,8 @@ def shown(answer: Answer, method: str) -> tuple[int, dict[str, list[str]], bytes
         body = gzip.decompress(body)
         if nonces:
             headers.pop("Content-Length", None)
-    for nonce in nonces:
-        body = body.replace(nonce.encode(), b"...")
     if nonces:
+        body = _IN_BODY.sub(b"...", body)  # one from a cache is not in the header
         headers.pop("ETag", None)
     return answer.status, headers, b"" if method == "HEAD" else body
 
