@@ -214,11 +214,13 @@ def _resolve(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:
     """Return view and arguments of a request before the cache is queried, as Django finds them later. Never raises."""
     urlconf = getattr(request, "urlconf", None)
     try:
+        if request.method not in ("GET", "HEAD"):
+            return None  # CsrfViewMiddleware has not checked it yet
         table = table_for(urlconf)
         if not table.open or request.path_info.startswith(table.read_by_project):
             return None  # Django would not have the path read, if the cache has the page
         # As the cache does if it has no page: what middleware makes of the 404 may be one that it keeps.
-        request._cache_update_cache = request.method in ("GET", "HEAD")  # type: ignore[attr-defined]
+        request._cache_update_cache = True  # type: ignore[attr-defined]
         if urlconf is not None:
             set_urlconf(urlconf)
         match = request.resolver_match = get_resolver(urlconf).resolve(request.path_info)

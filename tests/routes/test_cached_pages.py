@@ -143,3 +143,17 @@ def test_a_page_for_what_is_not_found_is_kept_as_any_other(settings, build, db, 
 
     assert found[0] == found[1]
     assert found[0][:2] == (200, "max-age=600")
+
+
+@pytest.mark.parametrize("browser", [Client, AsyncClient])
+def test_before_the_cache_a_post_needs_its_token(settings, build, db, browser):
+    """``CsrfViewMiddleware`` checks it right before the view, which is later."""
+    settings.ROOT_URLCONF = urlconf(path("p/<int:pk>/", view, name="page"))
+    settings.MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware", UPDATE, GUARD, FETCH]
+    Product.objects.create(pk=7)
+    with registered(Product, name="page", routes=["page"], methods=("GET", "HEAD", "POST")):
+        build("page")
+        post = browser(enforce_csrf_checks=True).post
+        post = async_to_sync(post) if browser is AsyncClient else post
+
+        assert [post(f"/p/{pk}/").status_code for pk in (7, 8)] == [403, 403]
