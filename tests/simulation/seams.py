@@ -43,7 +43,7 @@ def install() -> None:
     from bloomguard.rebuild import locks, pages, rebuild, row_changes, standby
     from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, idle, state_rows, statements
+    from bloomguard.writes import fencing, idle, state_rows, statements, unknown_guards
 
     from .database import SimulatedRows
     from .world import World
@@ -61,8 +61,9 @@ def install() -> None:
         _put(module, timezone=wall)
     _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (row, locks, row_changes):
+    for module in (row, locks, row_changes, unknown_guards):
         _put(module, socket=network)
+    _put(unknown_guards, os=SimpleNamespace(getpid=lambda: World.current.running().pid))
     _put(
         rebuild,
         plan_layout=lambda guard, summary: World.current.layout,
