@@ -184,7 +184,6 @@ class Site:
             **some(0.2, CORS_ALLOWED_ORIGINS=["https://a.example"], CORS_URLS_REGEX=choice((r"^/v0/", r"^.*$"))),
             **some(0.1, LANGUAGE_CODE="de"),
             **some(0.03, DISALLOWED_USER_AGENTS=[re.compile("bad")]),
-            "MANAGERS": [("the managers", "managers@a.example")],
             **some(0.1, DEFAULT_CHARSET="latin-1"),
             **some(0.05, RATELIMIT_VIEW="tests.door.stack_views.own_page"),
             **some(0.1, MESSAGE_STORAGE="django.contrib.messages.storage.cookie.CookieStorage"),
@@ -287,7 +286,7 @@ class Site:
 
     def __str__(self) -> str:
         stack = "\n".join(f"  {name}" for name in self.middleware)
-        hidden = ("STATIC_ROOT", "LANGUAGES", "MANAGERS")
+        hidden = ("STATIC_ROOT", "LANGUAGES")
         settings = {name: value for name, value in self.settings.items() if name not in hidden}
         texts = "\n".join(f"  {text}" for text in self.texts)
         kind = f"{'ASGI' if self.is_async else 'WSGI'}{', ATOMIC_REQUESTS' * self.is_atomic}"

@@ -95,7 +95,8 @@ def blocked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.fixture
 def nothing_random(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs have the same tokens. Session keys are counted, see :func:`run`."""
+    """Two runs have the same tokens, and no mail has a date. Session keys are counted, see :func:`run`."""
+    monkeypatch.setattr("django.middleware.common.mail_managers", lambda *given, **how: mail.outbox.append(given))
     monkeypatch.setattr("django.middleware.csrf.get_random_string", lambda length, allowed_chars="": "t" * length)
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
     monkeypatch.setattr(GZipMiddleware, "max_random_bytes", 0)
