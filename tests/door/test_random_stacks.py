@@ -179,8 +179,8 @@ def shown(answer: Answer, method: str) -> tuple[int, dict[str, list[str]], bytes
         body = gzip.decompress(body)
         if nonces:
             headers.pop("Content-Length", None)
-    if nonces:
-        body = _IN_BODY.sub(b"...", body)  # one from a cache is not in the header
+    if nonces or _IN_BODY.search(body):
+        body = _IN_BODY.sub(b"...", body)  # one from a cache, or of a page that streams, is not in the header
         headers.pop("ETag", None)
     return answer.status, headers, b"" if method == "HEAD" else body
 
@@ -227,7 +227,7 @@ def test_a_site_answers_as_without_guards(guards, blocked, nothing_random, tmp_p
                 for request, one, other in zip(site.requests, expected, found, strict=True)
                 if (text := difference(site, request, one, other))
             ]
-            if others != sessions:
+            if others != sessions and not is_open:  # a middleware may drop the cookie of one that it has made
                 differing.append(f"{sessions} sessions became {others}")
             if differing:
                 odd.append(f"seed {seed}, {mode}: {differing[0]}\n{site}")
