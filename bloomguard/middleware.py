@@ -219,7 +219,7 @@ def _resolve(request: HttpRequest) -> tuple[Any, Any, dict[str, Any]] | None:
         table = table_for(urlconf)
         if not table.open or request.path_info.startswith(table.read_by_project):
             return None  # Django would not have the path read, if the cache has the page
-        # As the cache does if it has no page: what middleware makes of the 404 may be one that it keeps.
+        # As FetchFromCacheMiddleware does without a page: a middleware may turn the 404 into one that the cache keeps.
         request._cache_update_cache = True  # type: ignore[attr-defined]
         if urlconf is not None:
             set_urlconf(urlconf)

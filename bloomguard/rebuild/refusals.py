@@ -42,8 +42,6 @@ CURE = (
 )
 RETYPE = "Change the column to the type that Django creates for the field, or look rows up by another field."
 
-_NEWER = "Run all processes of the site on a Python whose sqlite3.sqlite_version is 3.35 or newer."
-
 #: By the kind of key: PostgreSQL's types under which two values are equal only if their keys are equal.
 _EXACT_TYPES = {
     "integer": {"int2", "int4", "int8", "numeric"},
@@ -145,7 +143,8 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
         return
     if not (connection.vendor == "mysql" or connection.features.can_return_columns_from_insert):
         version = ".".join(map(str, connection.get_database_version()))
-        yield Refusal(f"SQLite {version} has no RETURNING: the keys of many writes would not be known", _NEWER)
+        reason = f"SQLite {version} has no RETURNING: the keys of many writes would not be known"
+        yield Refusal(reason, "Run all processes on a Python whose sqlite3.sqlite_version is 3.35 or newer.")
     for table in sorted(guard._meta.tables):
         of_table = _of_postgresql if connection.vendor == "postgresql" else _of_table
         for refusal in of_table(connection, table):

@@ -116,7 +116,8 @@ class Exchange(LookupContext):
 def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | None:
     """Return the response of the site's ``handler404`` to the view's ``Http404``; ``None`` if the view has to run.
 
-    The handler may fail, or answer what Django's cache keeps. The cache, also that of ``cache_page``, refuses hosts.
+    It has to if the handler fails or answers what Django's cache keeps, or the host is not in ``ALLOWED_HOSTS``:
+    the cache, also that of ``cache_page``, refuses it.
     The message is the view's own: a site's 404 page may show it. Not for an event loop: it may render a template.
     """
     shown = route.pattern.shown

@@ -63,7 +63,9 @@ def install() -> None:
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
     for module in (row, locks, row_changes, unknown_guards):
         _put(module, socket=network)
-    _put(unknown_guards, os=SimpleNamespace(getpid=lambda: World.current.running().pid))
+    system = SimpleNamespace(getpid=lambda: World.current.running().pid)
+    for module in (standby, unknown_guards):
+        _put(module, os=system)
     _put(
         rebuild,
         plan_layout=lambda guard, summary: World.current.layout,
@@ -75,11 +77,7 @@ def install() -> None:
             unreadable_columns=lambda guard, connection: "",
         ),
     )
-    _put(
-        standby,
-        secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()),
-        os=SimpleNamespace(getpid=lambda: World.current.running().pid),
-    )
+    _put(standby, secrets=SimpleNamespace(token_hex=lambda size: World.current.new_name()))
     _put(pages, ThreadPoolExecutor=AtOnce)
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
     for module in (negative_cache, idle, statements):
@@ -90,7 +88,7 @@ def install() -> None:
     _put(meta, router=SimpleNamespace(db_for_write=lambda model: "rows"))
     _put(
         locks,
-        os=SimpleNamespace(getpid=lambda: World.current.running().pid, kill=kill, name="posix"),
+        os=SimpleNamespace(getpid=system.getpid, kill=kill, name="posix"),
         connections=simulated,
         _postgresql_writers=lambda using, tables, proof: World.current.database.writers(),
         _POLL_SECONDS=0.25,
