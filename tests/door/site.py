@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 
 from bloomguard import asgi, wsgi
+from tests.support.calls import call_asgi, call_wsgi
 
 
 @dataclass
@@ -43,30 +43,8 @@ class Wsgi:
     def __call__(
         self, path: str, method: str = "GET", *, scheme: str = "http", mount: str = "", headers: Any = ()
     ) -> Answer:
-        given: dict[str, Any] = {}
-        path, _, query = path.partition("?")
-        environ = {
-            "REQUEST_METHOD": method,
-            "PATH_INFO": path.encode().decode("latin-1"),
-            "QUERY_STRING": query,
-            "SCRIPT_NAME": mount,
-            "SERVER_NAME": "testserver",
-            "SERVER_PORT": "80",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "HTTP_HOST": "testserver",
-            "wsgi.url_scheme": scheme,
-            "wsgi.input": io.BytesIO(),
-        }
-        environ |= {f"HTTP_{name.upper().replace('-', '_')}": value for name, value in dict(headers).items()}
-
-        def start_response(status: str, given_headers: list[tuple[str, str]]) -> None:
-            given["status"], given["headers"] = int(status[:3]), given_headers
-
-        response = self.application(environ, start_response)
-        body = b"".join(response)
-        if hasattr(response, "close"):
-            response.close()
-        return Answer(given["status"], given["headers"], body)
+        given = {"host": "testserver", **dict(headers)}
+        return Answer(*call_wsgi(self.application, path, method, headers=given, scheme=scheme, mount=mount))
 
 
 class Asgi:
@@ -91,29 +69,6 @@ class Asgi:
     def __call__(
         self, path: str, method: str = "GET", *, scheme: str = "http", mount: str = "", headers: Any = ()
     ) -> Answer:
-        path, _, query = path.partition("?")
         given = {"host": "testserver", **dict(headers)}
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": method,
-            "scheme": scheme,
-            "path": mount + path,
-            "root_path": mount,
-            "query_string": query.encode(),
-            "headers": [(name.lower().encode(), value.encode()) for name, value in given.items()],
-            "server": ("testserver", 80),
-        }
-        return asyncio.run(self._ask(scope))
-
-    async def _ask(self, scope: dict[str, Any]) -> Answer:
-        sent: list[dict[str, Any]] = []
-        incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        incoming.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        await self.application(scope, incoming.get, send)
-        headers = [(name.decode(), value.decode()) for name, value in sent[0]["headers"]]
-        return Answer(sent[0]["status"], headers, b"".join(message.get("body", b"") for message in sent[1:]))
+        asked = call_asgi(self.application, path, method, headers=given, scheme=scheme, mount=mount)
+        return Answer(*asyncio.run(asked))

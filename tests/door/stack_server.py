@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import io
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +13,7 @@ from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 
 from bloomguard import asgi, wsgi
+from tests.support.calls import call_asgi, call_wsgi
 
 from . import stack_middlewares as own
 from .stack_sites import Request
@@ -84,66 +83,18 @@ class Server:
         return answer
 
     def _ask(self, request: Request) -> Answer:
-        path, _, query = request.url.partition("?")
-        given: dict[str, Any] = {}
-        environ = {
-            "REQUEST_METHOD": request.method,
-            "PATH_INFO": path.encode().decode("latin-1"),
-            "QUERY_STRING": query,
-            "SCRIPT_NAME": "",
-            "SERVER_NAME": "testserver",
-            "SERVER_PORT": "443" if request.scheme == "https" else "80",
-            "SERVER_PROTOCOL": "HTTP/1.1",
-            "REMOTE_ADDR": request.client,
-            "wsgi.url_scheme": request.scheme,
-            "wsgi.input": io.BytesIO(request.body),
-        }
-        for name, value in request.headers.items():
-            key = name.upper().replace("-", "_")
-            environ[key if key == "CONTENT_TYPE" else f"HTTP_{key}"] = value
-
-        def start_response(status: str, headers: list[tuple[str, str]]) -> None:
-            given.update(status=int(status[:3]), headers=headers)
-
-        response = self.application(environ, start_response)
-        body = b"".join(response)
-        getattr(response, "close", lambda: None)()
-        return Answer(given["status"], given["headers"], body)
+        given: dict[str, Any] = {"headers": request.headers, "scheme": request.scheme, "body": request.body}
+        return Answer(*call_wsgi(self.application, request.url, request.method, **given, REMOTE_ADDR=request.client))
 
     async def _aask(self, request: Request) -> Answer:
-        path, _, query = request.url.partition("?")
-        scope = {
-            "type": "http",
-            "http_version": "1.1",
-            "method": request.method,
-            "scheme": request.scheme,
-            "path": path,
-            "query_string": query.encode(),
-            "headers": [(name.lower().encode(), value.encode()) for name, value in request.headers.items()],
-            "client": (request.client, 50_000),
-            "server": ("testserver", 443 if request.scheme == "https" else 80),
-        }
-        sent: list[dict[str, Any]] = []
-
-        async def send(message: dict[str, Any]) -> None:
-            sent.append(message)
-
-        incoming = iter([{"type": "http.request", "body": request.body, "more_body": False}])
-
-        async def receive() -> Any:
-            if (message := next(incoming, None)) is None:
-                await never.wait()
-            return message
-
-        never = asyncio.Event()
+        given: dict[str, Any] = {"headers": request.headers, "scheme": request.scheme, "body": request.body}
+        client = (request.client, 50_000)
         self._body = None
         try:
-            await self.application(scope, receive, send)
+            return Answer(*await call_asgi(self.application, request.url, request.method, **given, client=client))
         finally:
             if self._body is not None:
                 self._body.close()  # Django leaves it open if a page fails
-        headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent[0]["headers"]]
-        return Answer(sent[0]["status"], headers, b"".join(each.get("body", b"") for each in sent[1:]))
 
 
 def _caught(ask: Callable[[], Answer]) -> Answer:

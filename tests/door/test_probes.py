@@ -27,6 +27,7 @@ from tests.door.conftest import STARTPROJECT
 from tests.door.site import Asgi, Wsgi
 from tests.shop import features, views
 from tests.shop.models import Place, Product
+from tests.support.calls import call_asgi_with
 from tests.support.guarding import registered, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
@@ -162,7 +163,7 @@ def test_a_header_that_is_sent_twice_is_for_django(shop, settings, name, first, 
     scope = {"type": "http", "method": "GET", "path": "/products/8/", "query_string": b""}
 
     def ask(headers):
-        return asyncio.run(site._ask(scope | {"headers": headers})).status
+        return asyncio.run(call_asgi_with(site.application, scope | {"headers": headers}))[0]
 
     assert (ask(list(once.items())), site.reached) == (404, [])
     assert ask([*((key, value) for key, value in once.items() if key != name), (name, first), (name, second)]) == status

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import io
 import logging
 import multiprocessing
 import pickle
@@ -48,6 +47,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.verdicts import Verdict
 from tests.conftest import Clock
+from tests.support.calls import call_asgi, call_wsgi
 
 from . import settings as site
 from .broken import BROKEN, with_broken
@@ -275,14 +275,12 @@ def _value(guard: str, each: Combination) -> Any:
 class Request:
     """A combination as it is sent."""
 
-    path: str
-    query: str
+    url: str
     method: str
-    scheme: str
     address: str
     remote_user: str
-    headers: dict[str, str]
-    body: bytes
+    #: Its scheme, headers and body.
+    rest: dict[str, Any]
 
 
 def request_of(each: Combination) -> Request:
@@ -308,7 +306,8 @@ def request_of(each: Combination) -> Request:
     scheme, remote = special.pop("SCHEME", "http"), special.pop("ADDRESS", "10.1.2.3")
     remote_user = special.pop("REMOTE_USER", "")
     Maintenance.is_on = bool(special.pop("MAINTENANCE", ""))
-    return Request(path, query, each.method, scheme, remote, remote_user, {**headers, **special}, body)
+    rest = {"scheme": scheme, "headers": {**headers, **special}, "body": body}
+    return Request(f"{path}?{query}" if query else path, each.method, remote, remote_user, rest)
 
 
 def _form(each: Combination) -> bytes:
@@ -368,34 +367,12 @@ def _counting(seen: Pass) -> Any:
 
 
 def _ask_wsgi(application: Any, request: Request) -> Answer:
-    environ = {
-        "REQUEST_METHOD": request.method,
-        "PATH_INFO": request.path,
-        "QUERY_STRING": request.query,
-        "SCRIPT_NAME": "",
-        "SERVER_NAME": "testserver",
-        "SERVER_PORT": "80",
-        "SERVER_PROTOCOL": "HTTP/1.1",
-        "REMOTE_ADDR": request.address,
-        "wsgi.url_scheme": request.scheme,
-        "wsgi.input": io.BytesIO(request.body),
-    }
-    for name, value in request.headers.items():
-        key = name.upper().replace("-", "_")
-        environ[key if key in {"CONTENT_TYPE", "CONTENT_LENGTH"} else f"HTTP_{key}"] = value
+    environ = {"REMOTE_ADDR": request.address}
     if request.remote_user:
         environ["REMOTE_USER"] = request.remote_user
-    given: dict[str, Any] = {}
-
-    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
-        given["status"], given["headers"] = int(status[:3]), headers
-
     sent = len(getattr(mail, "outbox", ()))
-    response = application(environ, start_response)
-    body = b"".join(response)
-    if hasattr(response, "close"):
-        response.close()
-    return Answer(given["status"], given["headers"], body, len(getattr(mail, "outbox", ())) - sent)
+    answer = call_wsgi(application, request.url, request.method, **request.rest, **environ)
+    return Answer(*answer, len(getattr(mail, "outbox", ())) - sent)
 
 
 async def _drive_asgi(mode: str, table: list[Combination], seen: Pass) -> None:
@@ -417,30 +394,10 @@ async def _drive_asgi(mode: str, table: list[Combination], seen: Pass) -> None:
 
 
 async def _ask_asgi(application: Any, request: Request) -> Answer:
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": request.method,
-        "scheme": request.scheme,
-        "path": request.path,
-        "root_path": "",
-        "query_string": request.query.encode(),
-        "headers": [(name.lower().encode(), value.encode()) for name, value in request.headers.items()],
-        "client": (request.address, 50_000),
-        "server": ("testserver", 80),
-    }
-    sent: list[dict[str, Any]] = []
-    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-    incoming.put_nowait({"type": "http.request", "body": request.body, "more_body": False})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    before = len(getattr(mail, "outbox", ()))
-    await application(scope, incoming.get, send)
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in sent[0]["headers"]]
-    body = b"".join(message.get("body", b"") for message in sent[1:])
-    return Answer(sent[0]["status"], headers, body, len(getattr(mail, "outbox", ())) - before)
+    sent = len(getattr(mail, "outbox", ()))
+    client = (request.address, 50_000)
+    answer = await call_asgi(application, request.url, request.method, **request.rest, client=client)
+    return Answer(*answer, len(getattr(mail, "outbox", ())) - sent)
 
 
 # -- comparing
