@@ -68,18 +68,23 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
 
     ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
     """
+    connection, guard = connections[using], tracked.guard
+    # Asked first, as the error would abort the transaction on PostgreSQL.
+    for field in guard._meta.fields:
+        if not may_return(connection, field.model._meta.db_table, [field], "select", reads=True):
+            return None
     # Elsewhere an error leaves the transaction as it was.
-    is_undone = tracked.historical and connections[using].vendor == "postgresql"
+    is_undone = tracked.historical and connection.vendor == "postgresql"
     try:
-        with together(connections[using], undo=True) if is_undone else nullcontext():
-            found = _stored_rows(tracked.guard, using, written)
+        with together(connection, undo=True) if is_undone else nullcontext():
+            found = _stored_rows(guard, using, written)
     except DatabaseError as error:
         # In the middle of a migration a column may be missing, and MySQL needs no right to SELECT for an INSERT.
         if not tracked.historical and not is_denied(error):
             raise
         return None
     # MySQL may store one row of several under another primary key; elsewhere ON CONFLICT has left it out.
-    least = len(written.values) if connections[using].vendor == "mysql" else 1
+    least = len(written.values) if connection.vendor == "mysql" else 1
     is_elsewhere = written.link == "pk" and not written.stored and len(found) < least
     return None if is_elsewhere else WrittenRows(found, "", stored=True)
 
@@ -208,18 +213,18 @@ def more_to_return(
     more: list[Any] = []
     for tracked in tables:
         fields = (tracked.primary_key if tracked in counting else tracked.fields) or ()
-        missing = [field for field in fields if field not in asked and field not in more]
-        if not missing:
+        if all(field in asked or field in more for field in fields):
             continue
         # The instance does not show whether its row existed before.
         upserts = tracked in counting and compiler.query.on_conflict
         # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
         if compiler.connection.vendor == "mysql" or upserts or not _instances_hold(tracked, compiler, fields):
-            more += missing
-    table, reads = compiler.query.model._meta.db_table, bool(asked)
-    if not more or not may_return(compiler.connection, table, more, "insert", reads=reads):
-        return []  # if the instances do not hold them, the guards are fenced
-    return more if _converts(compiler, more) and _ends_as_djangos(compiler, [*asked, *more]) else []
+            for some in (fields, tracked.primary_key or ()):  # by which the rows are read back
+                missing = [field for field in some if field not in asked and field not in more]
+                if _may_return_inserted(compiler, missing, reads=bool(asked)):
+                    more += missing
+                    break  # otherwise this guard is fenced
+    return more if more and _ends_as_djangos(compiler, [*asked, *more]) else []
 
 
 def _ends_as_djangos(compiler: Any, returned: Sequence[Any]) -> bool:
@@ -241,11 +246,14 @@ def _returns(compiler: Any) -> bool:
     return features.can_return_columns_from_insert and (is_single or features.can_return_rows_from_bulk_insert)
 
 
-def _converts(compiler: Any, fields: Sequence[Any]) -> bool:
-    """Whether Django can convert these fields: Django 5 fails on the None for a row skipped by `ignore_conflicts`."""
+def _may_return_inserted(compiler: Any, fields: Sequence[Any], *, reads: bool) -> bool:
+    table = compiler.query.model._meta.db_table
+    if not may_return(compiler.connection, table, fields, "insert", reads=reads):
+        return False
     if compiler.query.on_conflict != OnConflict.IGNORE or len(compiler.query.objs) > 1:
         return True
-    return not compiler.get_converters([field.get_col(compiler.query.model._meta.db_table) for field in fields])
+    # Django 5 fails on the None for a row skipped by `ignore_conflicts`.
+    return not compiler.get_converters([field.get_col(table) for field in fields])
 
 
 def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> bool:
@@ -270,8 +278,8 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
 
 # -- RETURNING
 
-#: The events in ``pg_rewrite``.
-_EVENTS = {"update": "2", "insert": "3"}
+#: The events in ``pg_rewrite``; none that matters to a statement that only reads.
+_EVENTS = {"update": "2", "insert": "3", "select": "0"}
 #: The rules for the event, row-level security if the statement itself reads nothing, and the columns that the role may
 #: not read.
 _REFUSALS = """
@@ -283,7 +291,7 @@ _REFUSALS = """
 
 
 def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *, reads: bool) -> bool:
-    """Whether ``verb`` on ``table``, ``insert`` or ``update``, may return ``fields``.
+    """Whether ``verb`` on ``table``, ``insert``, ``update`` or ``select``, may return ``fields``.
 
     ``reads``: the statement reads the rows anyway. If it does not, it also writes rows that row-level security hides
     from the role; with a RETURNING, PostgreSQL would refuse these, or leave them as they are.

@@ -125,6 +125,21 @@ def test_a_role_that_may_not_read_the_looked_up_column(article, role, block):
     assert status("article") == FENCED
 
 
+@on_postgresql
+def test_a_role_that_may_not_read_the_column_back(article, role, block):
+    """The instance does not hold what its new row stores, and PostgreSQL returns the primary key alone."""
+    execute(f"REVOKE SELECT ON shop_article FROM {role}")
+    execute(f"GRANT SELECT (id, deleted) ON shop_article TO {role}")
+    execute(f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {role}")
+    execute(f"SET ROLE {role}")
+
+    block(lambda: Article.objects.create(slug=Value("b")))
+
+    execute("RESET ROLE")
+    assert slugs() == ["a", "b"]
+    assert status("article") == FENCED
+
+
 @contextmanager
 def codes(rights, role):
     """A model whose key is a text, and its table, on which the role has these rights."""

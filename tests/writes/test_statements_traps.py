@@ -164,6 +164,18 @@ def test_ignored_conflicts_without_returning_ask_for_nothing(built, no_returning
         assert status("product") == FENCED
 
 
+def test_a_row_is_read_back_by_its_primary_key_if_its_column_cannot_be_returned(built):
+    """On SQLite, Django 5 converts no decimal of a row that may have been left out."""
+    Price.objects.create(amount="6.50")
+    built("price")
+
+    Price.objects.bulk_create([Price(amount=Value("7.50"))], ignore_conflicts=True)
+    Price.objects.bulk_create([Price(amount=Value("6.50"))], ignore_conflicts=True)
+
+    assert status("price") == ARMED
+    assert verdicts("price", "6.50", "7.50", "8.50") == [Verdict.MAYBE, Verdict.MAYBE, Verdict.ABSENT]
+
+
 class _Selected(models.CharField):
     def get_col(self, *args, **kwargs):
         return super().get_col(*args, **kwargs)
