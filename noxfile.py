@@ -1,6 +1,7 @@
 """The suite on every Python and Django that bloomguard supports: ``nox``; ``nox --list`` says which there are.
 
-``nox -s compatibility`` runs guards of the models of apps from PyPI, ``nox -s drivers`` the suite with older drivers.
+``nox -s compatibility`` runs guards of the models of apps from PyPI, ``nox -s djangos_own`` Django's own tests with
+guards of their models, ``nox -s drivers`` the suite with older drivers.
 ``nox -s wheel`` runs the suite on the wheel that ``make dist`` has built, with no source of the package in sight.
 """
 
@@ -41,6 +42,16 @@ def compatibility(session: nox.Session, django: str) -> None:
     command = ["python", "-m", "pytest", "tests/compatibility", "--ds", "tests.compatibility.settings"]
     for database in ("default", "postgresql"):
         session.run(*command, *session.posargs, env={"BLOOMGUARD_COMPATIBILITY_DATABASE": database})
+
+
+@nox.session
+@nox.parametrize("python,django", [("3.10", "5.2"), ("3.12", "6.1")])
+def djangos_own(session: nox.Session, django: str) -> None:
+    """Django's own tests, with guards of all their models, on SQLite and on PostgreSQL: a quarter of an hour each."""
+    session.install("--editable", ".[test]", f"django~={django}.0")
+    for database in ("default", "postgresql"):
+        command = ["python", "-m", "tests.djangos_own", *session.posargs]
+        session.run(*command, env={"BLOOMGUARD_COMPATIBILITY_DATABASE": database})
 
 
 @nox.session(python="3.10")
