@@ -32,6 +32,7 @@ SKIPPED = {"gis_tests", "sphinx", "import_error_package", "test_runner_apps", "t
 EXPECTED = {
     "admin_checks.tests.SystemChecksTestCase.test_checks_are_performed": "checks report the guards",
     "admin_checks.tests.SystemChecksTestCase.test_custom_adminsite": "checks report the guards",
+    "bulk_create.tests.BulkCreateTransactionTests.test_no_unnecessary_transaction": "the key is added before a COMMIT",
     "model_inheritance.tests.ModelInheritanceTests.test_create_child_no_update": "columns of a parent are read back",
 }
 
