@@ -31,11 +31,11 @@ from ..guards.fields import (
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted, is_denied
 from ..state.fresh_rows import fresh_rows
-from ..state.transactions import is_aborted, together
+from ..state.transactions import together
 from . import discards
-from .consequences import current_cache, may_be_rewritten
+from .consequences import may_be_rewritten
 from .discards import Before
-from .introspection import undisturbed
+from .rights import may_return
 from .tables import Fields, TrackedTable, folded_column
 
 Values = Sequence[tuple[Any, ...]]
@@ -274,45 +274,6 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     if vars(compiler).setdefault("_bloomguard_held", {}).setdefault(fields, held) != held:
         return False
     return not may_be_rewritten(compiler, "insert")
-
-
-# -- RETURNING
-
-#: The events in ``pg_rewrite``; none that matters to a statement that only reads.
-_EVENTS = {"update": "2", "insert": "3", "select": "0"}
-#: The rules for the event, row-level security if the statement itself reads nothing, and the columns that the role may
-#: not read.
-_REFUSALS = """
-    SELECT '' FROM pg_rewrite WHERE ev_class = to_regclass(%s) AND ev_type = %s AND ev_enabled <> 'D'
-    UNION ALL SELECT '' WHERE NOT %s AND row_security_active(to_regclass(%s))
-    UNION ALL SELECT attname::text FROM pg_attribute
-    WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped
-    AND NOT has_column_privilege(attrelid, attnum, 'SELECT')"""
-
-
-def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *, reads: bool) -> bool:
-    """Whether ``verb`` on ``table``, ``insert``, ``update`` or ``select``, may return ``fields``.
-
-    ``reads``: the statement reads the rows anyway. If it does not, it also writes rows that row-level security hides
-    from the role; with a RETURNING, PostgreSQL would refuse these, or leave them as they are.
-    """
-    if connection.vendor != "postgresql":
-        return True
-    if connection.needs_rollback or is_aborted(connection):
-        return True  # Django, or the database, refuses the statement anyway
-    cache = current_cache(connection.alias)
-    refused = cache.refusals.get((table, verb, reads))
-    if refused is None:
-        refused = cache.refusals[table, verb, reads] = frozenset(_refusals(connection, table, verb, reads))
-    return not refused or ("" not in refused and refused.isdisjoint(field.column for field in fields))
-
-
-def _refusals(connection: Any, table: str, verb: str, reads: bool) -> set[str]:
-    """Return the columns that cannot be returned; an empty name for all."""
-    name = connection.ops.quote_name(table)
-    connection.ensure_connection()
-    with connection.wrap_database_errors, undisturbed(connection) as fetch:
-        return {column for (column,) in fetch(_REFUSALS, (name, _EVENTS[verb], reads, name, name))}
 
 
 # -- what an instance holds

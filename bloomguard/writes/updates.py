@@ -19,7 +19,8 @@ from ..state.transactions import may_go_on, together
 from . import discards, fencing
 from .consequences import may_be_rewritten
 from .discards import Before
-from .rows import Values, WrittenRows, may_return, returned_rows
+from .rights import may_return
+from .rows import Values, WrittenRows, returned_rows
 from .statements import Execute, add_all, add_if_late, fence_all, run, run_idle, running, sent_by, split_idle, wrap
 from .tables import TrackedTable, folded_column, tracked_tables
 
@@ -241,8 +242,8 @@ def _delete(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], *ar
     counted, using = [tracked for tracked in tables if tracked.counted], compiler.using
     for tracked in counted:
         fencing.refresh(tracked.guard, using)
-    counting = discards.counting(counted, using)
-    if not counting or _matches_nothing(compiler):
+    counting = discards.counting(counted, using) if counted and not _matches_nothing(compiler) else []
+    if not counting:
         return execute(compiler, *args, **kwargs)
     with together(compiler.connection):
         before = discards.lock(compiler, counting)
