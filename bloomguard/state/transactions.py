@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import Any
 
@@ -116,18 +116,20 @@ def is_durable(connection: Any) -> bool:
         return bool(fetch_uncounted(connection, f"SELECT {IS_DURABLE}")[0][0])
 
 
-#: The locks for which a reader or a writer of another connection waits.
+#: The locks for which a reader or a writer of another connection waits, and those of a transaction with locked rows.
+_WHOLE = ["ShareLock", "ShareRowExclusiveLock", "ExclusiveLock", "AccessExclusiveLock"]
+ROW_LOCKS = ["RowShareLock", "RowExclusiveLock"]
 _LOCKS = """
     SELECT 1 FROM pg_locks WHERE pid = pg_backend_pid() AND granted AND relation = to_regclass(%s)
-    AND mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"""
+    AND mode = ANY (%s)"""
 
 
-def locks_table(connection: Any, table: str) -> bool:
+def locks_table(connection: Any, table: str, modes: Sequence[str] = _WHOLE) -> bool:
     """Return whether the open transaction on PostgreSQL has locked the whole table, as by TRUNCATE or LOCK TABLE."""
     if connection.vendor != "postgresql" or not is_under_way(connection) or is_aborted(connection):
         return False
     with connection.wrap_database_errors:
-        return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table),)))
+        return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table), list(modes))))
 
 
 def lock_file(connection: Any, table: str) -> None:

@@ -116,8 +116,8 @@ class DatabaseCache:
         self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
-        #: By table, verb, and whether it reads rows: the columns that no RETURNING can give, see :mod:`.rows`.
-        self.refusals: dict[tuple[str, str, bool], frozenset[str]] = {}
+        #: The columns that the role may not read, see :mod:`.rights`.
+        self.refusals: dict[tuple[Any, ...], frozenset[str]] = {}
         self._writers: list[str] = []
         self._quiet: dict[str, bool] = {}
 

@@ -35,7 +35,7 @@ from ..state.transactions import has_own_transaction, lock_file
 from .fencing import reading_by_writer
 from .idle import has_nothing_to_add_to
 from .observer import TransactionObserver
-from .rights import may_lock
+from .rights import may_read
 from .tables import TrackedTable
 
 if TYPE_CHECKING:
@@ -69,16 +69,16 @@ Before = dict[TrackedTable, Alive]
 def counting(tables: Iterable[TrackedTable], using: str) -> list[TrackedTable]:
     """Return the tables whose guards need to know which rows are gone after the statement.
 
-    Empty on a database where :func:`is_durable` is never true, so that nothing is discarded; in a transaction that was
-    begun by hand, as it may end by hand too; and if the role may not read and lock the rows.
+    Empty on a database where :func:`is_durable` is never true, so that nothing is discarded; and in a transaction that
+    was begun by hand, as it may end by hand too. Without the guards whose rows the role may not lock: their keys stay.
     """
     connection = connections[using]
     if connection.vendor not in ("postgresql", "sqlite"):
         return []
     found = [tracked for tracked in tables if tracked.counted and not has_nothing_to_add_to(tracked.guard)]
-    if not found or has_own_transaction(connection):
+    if found and has_own_transaction(connection):
         return []
-    return [tracked for tracked in found if may_lock(connection, tracked.guard)]
+    return [tracked for tracked in found if may_read(connection, tracked.guard, "lock")]
 
 
 def lock(compiler: Any, tables: Iterable[TrackedTable]) -> Before:

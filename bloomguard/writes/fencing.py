@@ -26,7 +26,7 @@ from ..state import table as states
 from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
-from ..state.transactions import has_begun, is_aborted, locks_table
+from ..state.transactions import ROW_LOCKS, has_begun, is_aborted, locks_table
 from .isolation import may_omit_reads
 from .observer import TransactionObserver, has_changed_rows, is_alone
 
@@ -274,6 +274,9 @@ def has_locked_row(table: StateTable, name: str, using: str) -> bool:
     if locks_table(connection, GuardState._meta.db_table):
         TransactionObserver.ensure(connection).is_alone = True
         return True
+    is_asked = connection.vendor == "postgresql" and not is_aborted(connection)
+    if is_asked and not locks_table(connection, GuardState._meta.db_table, ROW_LOCKS):
+        return False  # so a role without rights to the state rows, as of a SET ROLE, is not asked for them
     quote = connection.ops.quote_name
     where = f"FROM {quote(GuardState._meta.db_table)} WHERE {quote('name')} = %s"
     free, _ = table.connection.execute(f"SELECT 1 {where} FOR UPDATE SKIP LOCKED", [name])

@@ -1,4 +1,4 @@
-"""What is known of a transaction without asking the server: its isolation level, and whether one was begun by hand.
+"""What is known of a session without asking the server: its isolation level, its role, and a transaction begun by hand.
 
 Where each statement reads what is committed by then, a SELECT that is not sent changes nothing. But a snapshot begins
 with the first statement that reads, and at SERIALIZABLE the database compares what transactions have read.
@@ -26,17 +26,26 @@ _BEGINS_NONE = re.compile(
 _begun: set[str] = set()
 #: The databases to which this process has sent a statement that may change the level of their transactions.
 _changed: set[str] = set()
+#: The databases to which it has sent a statement that may change the role of a session.
+_roles: set[str] = set()
+_SETS_ROLE = re.compile(
+    r"\bSET\s+(?:LOCAL\s+|SESSION\s+)?(?:ROLE|SESSION\s+AUTHORIZATION)\b"
+    r"|\bset_config\s*\(\s*(?:'(?:role|session_authorization)'|[^'\s])",
+    re.IGNORECASE,
+)
 #: Database of PostgreSQL -> whether sessions have READ COMMITTED by default, and until when this is cached.
 _defaults: dict[str, tuple[bool, float]] = {}
 
 
 def note(text: str, connection: Any) -> None:
-    """Record whether ``text`` may change the level of the transactions of the connection's alias, or begin one.
+    """Record whether ``text`` may change the role or the level of the alias's transactions, or begin one.
 
     It holds for as long as the process lives, so one look at each text is enough.
     """
     if connection.vendor == "mysql" and connection.alias not in _begun and not _BEGINS_NONE.fullmatch(text):
         _begun.add(connection.alias)
+    if connection.vendor == "postgresql" and connection.alias not in _roles and _SETS_ROLE.search(text):
+        _roles.add(connection.alias)
     if not _may_change(text):
         return
     if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
@@ -53,6 +62,11 @@ def _may_change(text: str) -> bool:
     # A fiftieth of the time that a pattern takes in many values. Columns have the last two names, too.
     names_one = "isolation" in lower or ("transaction" in lower and ("snapshot" in lower or "characteristics" in lower))
     return names_one and _SETS.search(text) is not None
+
+
+def changes_role(connection: Any) -> bool:
+    """Return whether the sessions of the alias may have another role than the one that they log in with."""
+    return connection.alias in _roles
 
 
 def is_by_hand(connection: Any) -> bool:

@@ -35,7 +35,7 @@ from ..state.transactions import together
 from . import discards
 from .consequences import may_be_rewritten
 from .discards import Before
-from .rights import may_return
+from .rights import may_read, may_return
 from .tables import Fields, TrackedTable, folded_column
 
 Values = Sequence[tuple[Any, ...]]
@@ -69,10 +69,8 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
     """
     connection, guard = connections[using], tracked.guard
-    # Asked first, as the error would abort the transaction on PostgreSQL.
-    for field in guard._meta.fields:
-        if not may_return(connection, field.model._meta.db_table, [field], "select", reads=True):
-            return None
+    if not may_read(connection, guard):
+        return None  # the error would abort the transaction on PostgreSQL
     # Elsewhere an error leaves the transaction as it was.
     is_undone = tracked.historical and connection.vendor == "postgresql"
     try:
@@ -83,9 +81,11 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
         if not tracked.historical and not is_denied(error):
             raise
         return None
-    # MySQL may store one row of several under another primary key; elsewhere ON CONFLICT has left it out.
-    least = len(written.values) if connection.vendor == "mysql" else 1
-    is_elsewhere = written.link == "pk" and not written.stored and len(found) < least
+    # MySQL may store one row of several under another primary key, and its `sql_select_limit` hides rows of an UPDATE;
+    # elsewhere ON CONFLICT has left it out.
+    is_mysql = connection.vendor == "mysql"
+    least = len(written.values) if is_mysql else 1
+    is_elsewhere = written.link == "pk" and (is_mysql or not written.stored) and len(found) < least
     return None if is_elsewhere else WrittenRows(found, "", stored=True)
 
 
@@ -217,8 +217,7 @@ def more_to_return(
             continue
         # The instance does not show whether its row existed before.
         upserts = tracked in counting and compiler.query.on_conflict
-        # MySQL and MariaDB may store less than an instance holds: without strict mode, or by INSERT IGNORE.
-        if compiler.connection.vendor == "mysql" or upserts or not _instances_hold(tracked, compiler, fields):
+        if upserts or not _instances_hold(tracked, compiler, fields):
             for some in (fields, tracked.primary_key or ()):  # by which the rows are read back
                 missing = [field for field in some if field not in asked and field not in more]
                 if _may_return_inserted(compiler, missing, reads=bool(asked)):
@@ -261,8 +260,8 @@ def _instances_hold(tracked: TrackedTable, compiler: Any, fields: Fields) -> boo
     query = compiler.query
     if not is_djangos_compiler(compiler):
         return False  # its INSERT may write other values, or update an existing row
-    if query.on_conflict == OnConflict.UPDATE or (query.on_conflict and compiler.connection.vendor == "mysql"):
-        return False  # an existing row that is updated may have another key; INSERT IGNORE stores what fits
+    if query.on_conflict == OnConflict.UPDATE or compiler.connection.vendor == "mysql":
+        return False  # an updated row may have another key; MariaDB stores what fits, without strict mode or by IGNORE
     if not all(field in query.fields for field in fields):
         return False
     if tracked.guard._meta.normalizes and compiler.connection.vendor == "postgresql":

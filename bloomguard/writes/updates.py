@@ -7,13 +7,14 @@ from functools import partial
 from typing import Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db import Error, OperationalError, models
+from django.db import DatabaseError, Error, OperationalError, models
 from django.db.models import Lookup, Transform, expressions
 from django.db.models.sql.compiler import SQLDeleteCompiler, SQLUpdateCompiler
 from django.db.models.sql.where import NothingNode, WhereNode
 
 from ..guards.fields import is_djangos_compiler, makes_djangos_sql, parts_of
 from ..guards.keys import unwrapped
+from ..state.connection import is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import may_go_on, together
 from . import discards, fencing
@@ -23,6 +24,9 @@ from .rights import may_return
 from .rows import Values, WrittenRows, returned_rows
 from .statements import Execute, add_all, add_if_late, fence_all, run, run_idle, running, sent_by, split_idle, wrap
 from .tables import TrackedTable, folded_column, tracked_tables
+
+#: Of MySQL and MariaDB, for a SELECT beyond ``max_join_size``, which holds for no UPDATE.
+_TOO_BIG = (1104,)
 
 
 def connect() -> None:
@@ -200,19 +204,24 @@ def _execute_returning(
 def _locked(compiler: Any) -> Values | None:
     """Lock the rows that the UPDATE will change, so that it changes no others; return their primary keys.
 
-    ``None`` if they are more than ``MOST_ROWS``.
+    ``None`` if they are more than ``MOST_ROWS``, or if the login may not read them.
     """
     model = compiler.query.model
     rows: Any = models.QuerySet(model, using=compiler.using).order_by()
     rows.query.where = compiler.query.where
     chosen = rows.values_list(*(field.attname for field in model._meta.pk_fields))[: discards.MOST_ROWS + 1]
-    if compiler.connection.get_autocommit():  # a transaction begun by hand, in which Django refuses to lock rows
-        sql, parameters = chosen.query.get_compiler(compiler.using).as_sql()
-        with compiler.connection.cursor() as cursor:
-            cursor.execute(f"{sql} FOR UPDATE", parameters)
-            keys = list(cursor.fetchall())
-    else:
-        keys = list(fresh_rows(chosen.select_for_update()))
+    try:
+        if compiler.connection.get_autocommit():  # a transaction begun by hand, in which Django refuses to lock rows
+            sql, parameters = chosen.query.get_compiler(compiler.using).as_sql()
+            with compiler.connection.cursor() as cursor:
+                cursor.execute(f"{sql} FOR UPDATE", parameters)
+                keys = list(cursor.fetchall())
+        else:
+            keys = list(fresh_rows(chosen.select_for_update()))
+    except DatabaseError as error:
+        if not is_denied(error) and error.args[:1] != _TOO_BIG:
+            raise
+        return None
     return keys if len(keys) <= discards.MOST_ROWS else None
 
 
