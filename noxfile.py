@@ -47,7 +47,7 @@ def compatibility(session: nox.Session, django: str) -> None:
 @nox.session
 @nox.parametrize("python,django", [("3.10", "5.2"), ("3.12", "6.1")])
 def djangos_own(session: nox.Session, django: str) -> None:
-    """Django's own tests, with guards of all their models, on SQLite and on PostgreSQL: a quarter of an hour each."""
+    """Django's own tests, with guards of all their models, on SQLite and on PostgreSQL."""
     session.install("--editable", ".[test]", f"django~={django}.0")
     for database in ("default", "postgresql"):
         command = ["python", "-m", "tests.djangos_own", *session.posargs]

@@ -125,7 +125,10 @@ _LOCKS = """
 
 
 def locks_table(connection: Any, table: str, modes: Sequence[str] = _WHOLE) -> bool:
-    """Return whether the open transaction on PostgreSQL has locked the whole table, as by TRUNCATE or LOCK TABLE."""
+    """Return whether the open transaction on PostgreSQL has a lock of these modes on the table.
+
+    By default, one on the whole table, as by TRUNCATE or LOCK TABLE.
+    """
     if connection.vendor != "postgresql" or not is_under_way(connection) or is_aborted(connection):
         return False
     with connection.wrap_database_errors:

@@ -30,9 +30,10 @@ from bloomguard.rebuild.sources import Sources
 from bloomguard.testing import _keys, guards_armed
 from bloomguard.verdicts import Verdict
 
-#: Those of apps that each test uses have guards in all tests. These have many rows, which no other test looks up.
-MANY_ROWS = ("auth.Permission", "contenttypes.ContentType")
+#: Their models have armed guards in every test, as those of the test's own module have.
 COMMON = ("auth", "contenttypes", "sites", "sessions", "admin", "flatpages", "redirects")
+#: But these have many rows, so only the tests of their own apps arm their guards.
+MANY_ROWS = ("auth.Permission", "contenttypes.ContentType")
 
 
 class GuardingRunner(DiscoverRunner):

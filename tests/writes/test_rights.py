@@ -24,15 +24,10 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 @pytest.fixture
-def role(each_database, monkeypatch):
-    """A role of PostgreSQL without rights; the process has sent no SET ROLE yet."""
+def role(role, monkeypatch):
+    """The process has sent no SET ROLE yet."""
     monkeypatch.setattr(isolation, "_roles", set())
-    execute("CREATE ROLE raw_weak")
-    execute("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO raw_weak")
-    yield "raw_weak"
-    execute("RESET ROLE")
-    execute("DROP OWNED BY raw_weak")
-    execute("DROP ROLE raw_weak")
+    return role
 
 
 @pytest.fixture(params=["autocommit", "atomic"])
@@ -79,7 +74,8 @@ def test_a_guard_that_discards_locks_no_rows_that_the_role_may_not_lock(as_role,
 
         assert list(Article.objects.values_list("slug", flat=True)) == ([] if "delete" in way else ["b"])
         assert status("counted") == after
-        assert guard.verdict("b") is not Verdict.ABSENT or after == ARMED
+        stays = "a" if "delete" in way else "b"
+        assert guard.verdict(stays) is not Verdict.ABSENT
 
 
 @on_postgresql
@@ -124,8 +120,8 @@ def test_a_catalogue_that_cannot_be_read_fences(as_role, build, clock):
 @on_postgresql
 @pytest.mark.parametrize(
     "change",
-    ["SET ROLE raw_weak", "SET LOCAL ROLE raw_weak", "SELECT set_config('role', 'raw_weak', false)",
-     "SET SESSION AUTHORIZATION raw_weak"],
+    ["SET ROLE raw_writer", "SET LOCAL ROLE raw_writer", "SELECT set_config('role', 'raw_writer', false)",
+     "SET SESSION AUTHORIZATION raw_writer"],
 )  # fmt: skip
 def test_a_session_that_changes_its_role(role, build, change):
     """What another role may read is not taken for what this one may."""
