@@ -48,7 +48,7 @@ pytestmark = [
 ]
 
 #: Sites of a test.
-SHORT, LONG, FIRST = 60, 3_000, 0
+SHORT, LONG, FIRST = 40, 3_000, 0
 LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 MODES = ("lookup", "route", "door")
 

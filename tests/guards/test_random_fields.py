@@ -23,7 +23,7 @@ from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-SHORT, LONG = 30, 2_000
+SHORT, LONG = 20, 2_000
 LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 
 NUMBERS = [

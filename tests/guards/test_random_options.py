@@ -36,7 +36,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 #: Sites of a test, and writes to each.
-SHORT, LONG, WRITES = 14, 1_000, 8
+SHORT, LONG, WRITES = 8, 1_000, 8
 LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 
 

@@ -31,7 +31,7 @@ from .writes import PLAIN, Writes
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
-SHORT, LONG = 2_000, 100_000
+SHORT, LONG = 1_000, 100_000
 LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 
 

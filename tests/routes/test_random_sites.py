@@ -35,7 +35,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 #: Sites of a test, and requests to each.
-SHORT, LONG, REQUESTS = 60, 3_000, 12
+SHORT, LONG, REQUESTS = 40, 3_000, 12
 LENGTHS = [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.slow)]
 
 #: Each guard's model and lookup; some of them guard one model.

@@ -12,6 +12,9 @@ from bloomguard.guards import registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import rebuild
 from bloomguard.state import table
+from bloomguard.state.connection import StateConnection
+
+StateConnection.is_temporary = False  # type: ignore[assignment]  # it stays open, as on a site
 
 
 def build(*names: str) -> None:
