@@ -56,7 +56,7 @@ class Catalogue:
                 found.update(following)
                 left += following
         for is_active in (False, True):
-            shown = self._shown(effect for effect, so in done if so is is_active)
+            shown = self.shown(effect for effect, so in done if so is is_active)
             found.update((effect, is_active) for effect in shown)
         return frozenset(found)
 
@@ -85,7 +85,7 @@ class Catalogue:
         is_widened = effect.verb == "update" and (effect.name, "update") in self.rewritten
         return Effect("update", effect.name) if is_widened else effect
 
-    def _shown(self, effects: Iterable[Effect]) -> set[Effect]:
+    def shown(self, effects: Iterable[Effect]) -> set[Effect]:
         """Return the same effects on the parents and views that show the rows of the written tables."""
         found, left = set[Effect](), [effect for effect in effects if effect.name in self.shows]
         while left:

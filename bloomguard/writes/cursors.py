@@ -19,7 +19,6 @@ from . import strays
 from .consequences import current_cache
 from .observer import TransactionObserver
 from .raw import fencing_around, read, text_of, watch
-from .sql import reader
 from .statements import wrap
 
 
@@ -101,7 +100,7 @@ def _copy_expert(method: Any, connection: Any, sql: Any, *args: Any, **kwargs: A
 
 
 def _callproc(method: Any, connection: Any, procname: Any, *args: Any, **kwargs: Any) -> Any:
-    with fencing_around(reader.read_call(text_of(procname, connection)), connection):
+    with fencing_around(read(f"CALL {text_of(procname, connection)}", connection), connection):
         return method(procname, *args, **kwargs)
 
 

@@ -193,10 +193,8 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
             catalogue.is_complete = False
         for effect in {ANYTHING} if text is None else rule.all_effects:
             catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
-    parents: dict[str, set[str]] = {}
     for child, parent, kind in fetch(_INHERITING):
         catalogue.add_shown(child, parent, is_view=False)
-        parents.setdefault(bare(child), set()).add(bare(parent))
         if kind == "p":  # the partition key routes rows, and moves them when it changes
             catalogue.add(parent, ROW, Effect("insert", bare(child)))
         catalogue.add(parent, WRITES | {"alter", "truncate"}, Effect("", bare(child)))
@@ -213,7 +211,10 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
     for table, function in fetch(_CALLING):
         called, because = Effect("call", function.lower()), f"the function {function!r}"
         catalogue.add(table, WRITES | {"truncate"}, called, because=because, is_active=True)
-    _inherit_rewriting(catalogue, parents)
+    # A partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
+    # PostgreSQL itself lists the row triggers of a partitioned table at its partitions, too.
+    for shown in catalogue.shown(Effect("update", table) for table, _ in catalogue.rewritten):
+        catalogue.rewritten.update((shown.name, verb) for verb in ROW)
 
 
 def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
@@ -227,19 +228,6 @@ def _does(language: str, volatile: str, source: str) -> frozenset[Effect]:
 def _after_head(definition: str) -> str:
     """Return the body of a function in the syntax of standard SQL."""
     return re.split(r"\b(?:BEGIN ATOMIC|RETURN)\b", definition or "", maxsplit=1)[-1]
-
-
-def _inherit_rewriting(catalogue: Catalogue, parents: dict[str, set[str]]) -> None:
-    """A partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
-
-    PostgreSQL itself lists the row triggers of a partitioned table at its partitions, too.
-    """
-    for child in parents:
-        left = list(parents[child]) if any((child, verb) in catalogue.rewritten for verb in ROW) else []
-        while left:
-            parent = left.pop()
-            left += parents.get(parent, ())
-            catalogue.rewritten.update((parent, verb) for verb in ROW)
 
 
 # -- MySQL and MariaDB

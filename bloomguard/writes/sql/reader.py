@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .statement import ANY_FIELD, ANYTHING, DEFINE, Effect, Statement, split
-from .tokens import WORD, Token, Unclear, bare, tokens
+from .tokens import WORD, Token, Unclear, tokens
 from .words import NEVER_FUNCTIONS
 
 _NAME = re.compile(r"[\w$\x80-\U0010ffff]*")
@@ -104,8 +104,3 @@ def read_trigger(sql: str) -> frozenset[Effect]:
     return frozenset(effects) | {
         Effect("delete", effect.name) for effect in effects if effect.verb in ("insert", "update")
     }
-
-
-def read_call(name: str) -> Reading:
-    """Return the effects of calling a function or procedure from outside."""
-    return Reading(frozenset({Effect("run", bare(name))}), head="call")
