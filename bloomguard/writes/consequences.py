@@ -22,9 +22,9 @@ from ..state import table as states
 from ..state.row import FENCED
 from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
-from . import fencing, remade, unknown_guards
+from . import fencing, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
-from .introspection import has_temporary_triggers, load
+from .introspection import has_temporary_triggers, load, with_remade
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, have_two_schemas
@@ -231,7 +231,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     cache = current_cache(connection.alias)
     if not cache.tables:
         return {}
-    effects = remade.kept(effects, connection)
+    effects = with_remade(effects, connection)
     is_read, beside = all(effect.verb in ("known", "field") for effect in effects), cache.beside
     if is_read and beside is not None and not (TransactionObserver.of(connection) or any(map(beside.calls, effects))):
         return {}  # but what a function of the database's own does may change with the next COMMIT

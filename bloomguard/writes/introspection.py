@@ -15,9 +15,10 @@ from typing import Any
 from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
+from .observer import TransactionObserver
 from .sql.reader import read, read_body, read_trigger
 from .sql.statement import ANYTHING, Effect
-from .sql.tokens import bare, routine
+from .sql.tokens import ANEW, bare, routine
 from .sql.words import EXTENSIONS
 
 
@@ -117,6 +118,50 @@ def _add_sqlite_keys(catalogue: Catalogue, table: str, fetch: Fetch) -> None:
         _, _, parent, _, _, on_update, on_delete, _ = rows[0]
         referenced = [row[4] for row in rows if row[4]]
         add_action(catalogue, parent, table, [row[3] for row in rows], referenced, on_delete, on_update)
+
+
+# -- SQLite's schema editor, which makes a table anew: it copies the rows into a new one, and puts that in its place
+#
+# If all of that is one transaction, each row came by a statement that was followed. A table that was there before may
+# have rows that no filter has. And the new column may convert values, as numbers do with '007', or compare others.
+
+
+def note_remade(effects: Iterable[Effect], connection: Any) -> None:
+    """Note the tables that a statement has just made, for as long as its transaction is open."""
+    made = {effect.name for effect in effects if effect.verb == "made"}
+    if made and is_under_way(connection):
+        TransactionObserver.ensure(connection).remade |= made
+
+
+def with_remade(effects: Iterable[Effect], connection: Any) -> list[Effect]:
+    """Return ``effects`` with what copies and swaps mean for keys.
+
+    Each copy has those columns alone that store and compare values as before. A table that was made in this
+    transaction takes the place of another one without an effect, and any other table has new rows.
+    """
+    found = []
+    for effect in effects:
+        if effect.verb == "copy":
+            before, after = (_types(name, connection) for name in (effect.name, ANEW + effect.name))
+            same = {name for name in effect.columns or () if name in before and before[name] == after.get(name)}
+            found.append(effect._replace(columns=frozenset(same)))
+        elif effect.verb != "swap":
+            found.append(effect)
+        elif (observer := TransactionObserver.of(connection)) is None or effect.name not in observer.remade:
+            found.append(effect._replace(verb="insert"))
+    return found
+
+
+def _types(table: str, connection: Any) -> dict[str, str]:
+    """Return the types of a table's columns, without lengths, which SQLite ignores; none if other words count too."""
+    try:
+        rows = fetch_uncounted(connection, "SELECT sql FROM main.sqlite_master WHERE lower(name) = ?", [table])
+        if len(rows) != 1 or re.search(r"\b(?:COLLATE|STRICT)\b", rows[0][0], re.IGNORECASE):
+            return {}
+        columns = fetch_uncounted(connection, "SELECT name, type FROM pragma_table_info(?, 'main')", [table])
+    except connection.Database.Error:
+        return {}
+    return {name.lower(): re.sub(r"\d", "", kind).lower() for name, kind in columns}
 
 
 # -- PostgreSQL

@@ -28,13 +28,13 @@ from . import (
     fencing,
     isolation,
     raw_transactions,
-    remade,
     state_rows,
     strays,
     unknown_guards,
 )
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
 from .idle import all_idle_since, catching_up, is_in_time
+from .introspection import note_remade
 from .sql import reader
 from .sql.reader import Reading
 from .sql.tokens import bare
@@ -226,7 +226,7 @@ def fencing_around(
     try:
         with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
             yield is_harmless
-        remade.note(reading.effects, connection)
+        note_remade(reading.effects, connection)
     finally:
         if reading.defines:
             definitions.changed(connection)

@@ -10,7 +10,6 @@ from django.db import connections, transaction
 from django.db.models import CharField, IntegerField
 
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.writes.remade import declarations
 from tests.shop.models import Article, Product
 from tests.support import database
 
@@ -47,6 +46,7 @@ def altered(old, new):
 CHANGES = {
     "a longer text": ({"max_length": 250}, ARMED),
     "an index": ({"db_index": False}, ARMED),
+    "a NULL": ({"null": True}, ARMED),
     "a collation": ({"db_collation": "NOCASE"}, FENCED),
     "the collation that it has anyway, which is not looked into": ({"db_collation": "BINARY"}, FENCED),
     "another class of texts": (CharField(max_length=200, unique=True), ARMED),
@@ -74,23 +74,6 @@ def test_a_column_of_alive_counts_too(built):
     new.model = Article
     with altered(old, new):
         assert status("article") == FENCED
-
-
-def test_declarations():
-    """Each column has its own words and those of the table; brackets and texts do not end a column."""
-    found = declarations(
-        """CREATE TABLE "t" ("a" varchar(9) COLLATE "NOCASE" DEFAULT 'x, y', B decimal(5, 2) CHECK (b IN (1))) STRICT"""
-    )
-
-    assert {column: [token.value for token in part] for column, part in found.items()} == {
-        "a": ["a", "varchar", "(", ")", "collate", "nocase", "default", "x, y", "strict"],
-        "b": ["b", "decimal", "(", ",", ")", "check", "(", "b", "in", "(", ")", ")", "strict"],
-    }
-
-
-@pytest.mark.parametrize("sql", ["CREATE TABLE t AS SELECT 1", "CREATE VIEW v AS SELECT 1"])
-def test_what_declares_no_columns(sql):
-    assert declarations(sql) == {}
 
 
 #: A table with the name that the schema editor would give it.
