@@ -49,13 +49,13 @@ class BloomGuardConfig(AppConfig):
         from .lookups import select
         from .metrics import flusher
         from .state.table import table
-        from .writes import early
+        from .writes.raw_fences import complete_early
 
         table.connection.alias  # noqa: B018  # asks the routers before any request
         strayed.adopt_databases()
         registry.discover = None
         autodiscover_modules("guards")
-        early.complete()
+        complete_early()
         select.connect()
         counts.begin = flusher.start
         atexit.register(flusher.stop)

@@ -18,7 +18,8 @@ from ..state.connection import fetch_uncounted
 from . import strays
 from .consequences import current_cache
 from .observer import TransactionObserver
-from .raw import fencing_around, read, text_of, watch
+from .raw import read, text_of, watch
+from .raw_fences import fencing_around
 from .statements import wrap
 
 

@@ -73,7 +73,8 @@ class CommitFences:
         self._since = float("-inf")
         #: Why each guard is fenced.
         self.reasons: dict[Guard, str] = {}
-        #: Returns more of them, for statements that were not parsed when they were sent.
+        #: Statements that were not parsed when they were sent, with the tables of the ORM's; and what parses them.
+        self.unread: set[tuple[str, str]] = set()
         self.find_more: Callable[[], Mapping[Guard, str]] = dict
 
     @classmethod

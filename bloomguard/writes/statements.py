@@ -29,7 +29,7 @@ from ..state import table as states
 from ..state.transactions import has_begun, may_go_on, together
 from . import discards, fencing, unknown_guards
 from .idle import NONE_IDLE, IdleTables, catching_up, find_idle
-from .raw_transactions import rows_changed
+from .raw_fences import rows_changed
 from .rows import Values, WrittenRows, has_no_returning, highest_key, inserted, more_to_return, read_back
 from .tables import Fields, TrackedTable, guard_of, tracked_tables
 

@@ -14,7 +14,7 @@ from django.db.models import QuerySet
 
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
-from bloomguard.writes import batches, discards, fencing, observer, raw, statements, updates
+from bloomguard.writes import batches, discards, fencing, observer, raw_fences, statements, updates
 
 
 @contextmanager
@@ -136,7 +136,7 @@ def fences_after_the_commit() -> Iterator[None]:
 @contextmanager
 def sees_no_raw_sql() -> Iterator[None]:
     """What no compiler has made is nobody's business."""
-    with mock.patch.object(raw, "affected_guards", return_value={}):
+    with mock.patch.object(raw_fences, "affected_guards", return_value={}):
         yield
 
 

@@ -12,7 +12,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import row as rows
 from bloomguard.state.table import EXPIRY_SECONDS, table
-from bloomguard.writes import early
+from bloomguard.writes import raw_fences
 from bloomguard.writes.sql.statement import Effect
 from tests.support.processes import spawn
 
@@ -178,10 +178,10 @@ def test_the_fences_of_several_guards_are_waited_for_once(fresh, clock, monkeypa
     for name in names:
         Rebuild(registry[name], sleep=clock.sleep).run()
     written = [("default", frozenset({Effect("insert", f"shop_{name}")}), frozenset()) for name in names]
-    monkeypatch.setattr(early, "_writes", written)
+    monkeypatch.setattr(raw_fences, "_early", written)
     began = clock.now
 
-    early._fence()
+    raw_fences._fence_early()
 
     assert [table.current(name).status for name in names] == [rows.FENCED] * 3
     assert clock.now - began <= EXPIRY_SECONDS

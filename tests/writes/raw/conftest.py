@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bloomguard.state import table as state
-from bloomguard.writes import fencing, raw
+from bloomguard.writes import fencing, raw_fences
 from tests.shop.models import Article, Product
 
 
@@ -16,7 +16,7 @@ def built(each_database, build):
     Article.objects.create(pk=1, slug="old")
     for name in ("product", "article"):
         build(name)
-    raw._log.forget()
+    raw_fences._log.forget()
 
 
 @pytest.fixture

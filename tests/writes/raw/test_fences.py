@@ -51,18 +51,22 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
 def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
-    """While all guards are idle, a transaction's texts are kept for the COMMIT, up to a limit."""
-    monkeypatch.setattr(raw, "_MOST_UNREAD", 20)
-    kept = raw._Unread(connections[database.current])
-    kept.add("SELECT 1", "")
-    kept.add("SELECT 1", "")
-    kept.add("SELECT 2", "")
-    assert kept() == {}
+    """While all guards are idle, a transaction's texts are kept for the COMMIT, up to two limits."""
+    monkeypatch.setattr(raw, "_MOST_UNREAD", 2)
+    monkeypatch.setattr(raw, "_LONGEST_UNREAD", 20)
+    for texts in (["SELECT 1", "SELECT 2", "SELECT 3"], ["SELECT 1", "SELECT 1" + 20 * " "]):
+        with transaction.atomic(using=database.current):
+            connection = connections[database.current]
+            for text in texts[:-1] + texts[:-1]:
+                raw._keep_unread(text, "", connection)
+            fences = fencing.CommitFences.of(connection)
+            assert fences.find_more() == {}
 
-    kept.add("SELECT 1" + 20 * " ", "")
+            raw._keep_unread(texts[-1], "", connection)
 
-    assert {guard.name for guard in kept()} >= {"article", "product"}
-    assert len(kept._texts) == 3
+            assert {guard.name for guard in fences.find_more()} >= {"article", "product"}
+            assert len(fences.unread) == len(texts)
+            transaction.set_rollback(True, using=database.current)
 
 
 @pytest.mark.parametrize(
