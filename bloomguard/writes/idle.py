@@ -8,7 +8,7 @@ or the guards fenced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -62,14 +62,10 @@ def find_idle(tables: Sequence[TrackedTable], using: str) -> tuple[Sequence[Trac
     return [tracked for tracked in tables if tracked.guard not in read_at], IdleTables(unused, read_at, using)
 
 
-def all_idle_since(guards: Iterable[Guard], using: str) -> dict[Guard, float] | None:
+def all_idle_since(guards: Collection[Guard], using: str) -> dict[Guard, float] | None:
     """Return :func:`idle_since` of each guard, if all are idle; else ``None``."""
-    found: dict[Guard, float] = {}
-    for guard in guards:
-        if (since := idle_since(guard, using)) is None:
-            return None
-        found[guard] = since
-    return found
+    found = {guard: since for guard in guards if (since := idle_since(guard, using)) is not None}
+    return found if len(found) == len(guards) else None
 
 
 def idle_since(guard: Guard, using: str) -> float | None:

@@ -16,7 +16,7 @@ from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .observer import TransactionObserver
-from .sql.reader import read, read_body, read_trigger
+from .sql.reader import read, read_body
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import ANEW, bare, routine
 from .sql.words import EXTENSIONS
@@ -97,7 +97,7 @@ def _read_sqlite(catalogue: Catalogue, fetch: Fetch) -> None:
     relations = [name for kind, name, _, _ in objects if kind in ("table", "view")]
     for kind, name, table, sql in objects:
         if kind == "trigger":
-            catalogue.add_trigger(table, WRITES, read_trigger(sql), f"the trigger {name!r}")
+            catalogue.add_trigger(table, WRITES, read_body(sql, "sqlite"), f"the trigger {name!r}")
         elif kind == "view":
             for other in relations:
                 if other != name and re.search(rf"(?<!\w){re.escape(other)}(?!\w)", sql, re.IGNORECASE):

@@ -84,23 +84,17 @@ def _read(sql: str, vendor: str) -> Reading:
 
 
 def read_body(text: str, vendor: str) -> frozenset[Effect]:
-    """Return the effects of a function or a trigger with this text. The definitions that it changes are not known."""
-    try:
-        effects = Statement(tokens(text, vendor), vendor, is_body=True).scan()
-    except Unclear:
-        return frozenset({ANYTHING})
-    return frozenset(ANYTHING if effect == DEFINE else effect for effect in effects)
+    """Return the effects of a function or a trigger with this text. The definitions that it changes are not known.
 
-
-def read_trigger(sql: str) -> frozenset[Effect]:
-    """Return the effects of a trigger of SQLite, whenever it fires."""
-    try:
-        trigger = Statement(tokens(sql, "sqlite"), "sqlite", is_body=True)
-    except Unclear:
-        return frozenset({ANYTHING})
+    On SQLite it is a trigger with its head, whenever it fires.
+    """
     begin = Token(WORD, "begin")
-    effects = trigger.scan(trigger.found.index(begin) if begin in trigger.found else 0)
-    # An OR REPLACE of the statement that fires it also holds for these.
-    return frozenset(effects) | {
-        Effect("delete", effect.name) for effect in effects if effect.verb in ("insert", "update")
-    }
+    try:
+        body = Statement(tokens(text, vendor), vendor, is_body=True)
+        has_head = vendor == "sqlite" and begin in body.found
+        effects = body.scan(body.found.index(begin) if has_head else 0)
+    except Unclear:
+        return frozenset({ANYTHING})
+    if vendor == "sqlite":  # an OR REPLACE of the statement that fires it also holds for these
+        effects |= {Effect("delete", effect.name) for effect in effects if effect.verb in ("insert", "update")}
+    return frozenset(ANYTHING if effect == DEFINE else effect for effect in effects)

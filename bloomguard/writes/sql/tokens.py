@@ -197,9 +197,9 @@ class Tokens:
         token = self.token(at)
         return token.value if token.kind == MARK else ""
 
-    def has(self, *words: str) -> bool:
-        """Whether the statement has one of ``words``."""
-        return any((WORD, word) in self.found for word in words)
+    def has(self, *words: str, start: int = 0) -> bool:
+        """Whether the statement has one of ``words`` from ``start`` on."""
+        return any((WORD, word) in self.found[start:] for word in words)
 
     def skip(self, at: int, words: Collection[str]) -> int:
         """Return the place of the first token from ``at`` on that is none of ``words``."""
@@ -234,14 +234,14 @@ class Tokens:
                 break
             if kind != MARK:
                 found.append(bare(value))
-            elif self.mark(at - 1) == "." or (value == UNKNOWN and self._begins_name(at, start)):
+            elif self.mark(at - 1) == ".":
                 found.append(UNKNOWN)
+            elif value == UNKNOWN:
+                if at == start or self.mark(at - 1) == "," or self.word(at - 1) in _BEFORE_NAME:
+                    found.append(UNKNOWN)
             elif value in ("(", ")"):
                 depth += 1 if value == "(" else -1
                 if depth < 0:
                     break
             at += 1
         return found, at
-
-    def _begins_name(self, at: int, start: int) -> bool:
-        return at == start or self.mark(at - 1) == "," or self.word(at - 1) in _BEFORE_NAME

@@ -439,13 +439,13 @@ def test_a_column_may_be_a_call():
 )
 def test_what_a_trigger_does(sql, tables):
     """Its head names the table that fires it, which it need not write."""
-    assert {effect.name for effect in sqltext.read_trigger(sql)} == tables
+    assert {effect.name for effect in sqltext.read_body(sql, "sqlite")} == tables
 
 
 @pytest.mark.parametrize("body", ["INSERT INTO c VALUES (1) ON CONFLICT (id) DO NOTHING", "UPDATE c SET slug = 1"])
 def test_what_a_trigger_writes_may_replace_rows(body):
     """SQLite does so if the statement that fires it says OR REPLACE."""
-    found = sqltext.read_trigger(f"CREATE TRIGGER a AFTER INSERT ON b BEGIN {body}; END")
+    found = sqltext.read_body(f"CREATE TRIGGER a AFTER INSERT ON b BEGIN {body}; END", "sqlite")
 
     assert sqltext.Effect("delete", "c") in found
 
