@@ -224,9 +224,8 @@ def current_cache(alias: str) -> DatabaseCache:
 def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -> dict[Guard, Cause]:
     """Return the guards that may have new keys after ``effects``.
 
-    ``own``: the table that a statement of the ORM's writes, as its model spells it. The compiler adds the keys for the
-    guards of this table, but not for those of another model that spells the name in another way. What the statement
-    itself writes is in no table of that name in another schema.
+    ``own``: the table of the ORM's statement, as its model spells it. The compiler adds the keys for the guards of this
+    table, but not for those of a model that spells it in another way. It is no table of that name in another schema.
     """
     cache = current_cache(connection.alias)
     if not cache.tables:

@@ -1,9 +1,8 @@
 """Fencing for rows written past the ORM: by raw SQL, or by the database itself because of a statement.
 
-:mod:`bloomguard.writes.sql.reader` finds out what a statement does, :mod:`bloomguard.writes.catalogue` what the
-database does because of it: by views, partitions, triggers and foreign keys. Every statement that is not certainly
-harmless fences, but for what the ORM's compilers, or a block of :func:`~bloomguard.writes.adding.adding`, add the keys
-of. The texts of harmless statements are cached, and cost a microsecond or less.
+:mod:`.sql.reader` finds out what a statement does, :mod:`.catalogue` what the database does because of it. Every
+statement that is not certainly harmless fences, but for what the ORM's compilers, or a block of :func:`.adding.adding`,
+add the keys of. The texts of harmless statements are cached, and cost a microsecond or less.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ _USUAL = re.compile(
 _BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\s;]+")
 #: How many texts are kept until their COMMIT, and how long one may be: some have megabytes of values.
 _MOST_UNREAD, _LONGEST_UNREAD = 1_000, 10_000
-#: Stands for all others: it reads as a statement that may have written anything.
-_UNCLEAR = ("?", "")
-#: Stands for a statement that the connection cannot compose: one that may write anything, and nothing if it fails.
-_UNCOMPOSED = "MERGE"
+#: Stands for all others, and for what the connection cannot compose: it may write anything, and nothing if it fails.
+_UNREADABLE = "MERGE"
 
 
 def watch(execute: Execute, sql: Any, params: Any, many: bool, context: dict[str, Any]) -> Any:
@@ -152,7 +149,7 @@ def text_of(sql: Any, connection: Any) -> str:
     try:
         return str(sql.as_string(connection.connection))
     except connection.Database.Error:  # the driver raises it too, unless its cursor has dumpers of its own
-        return _UNCOMPOSED
+        return _UNREADABLE
 
 
 def _keep_unread(text: str, own: str, connection: Any) -> None:
@@ -164,7 +161,7 @@ def _keep_unread(text: str, own: str, connection: Any) -> None:
     fences.find_more = partial(_reasons_of_unread, connection, fences.unread)
     if (text, own) not in fences.unread:  # they are few, as they have placeholders for values
         is_kept = len(text) <= _LONGEST_UNREAD and len(fences.unread) < _MOST_UNREAD
-        fences.unread.add((text, own) if is_kept else _UNCLEAR)
+        fences.unread.add((text, own) if is_kept else (_UNREADABLE, ""))
 
 
 def _reasons_of_unread(connection: Any, unread: set[tuple[str, str]]) -> dict[Guard, str]:

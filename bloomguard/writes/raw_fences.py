@@ -273,7 +273,7 @@ def complete_early() -> None:
 
 
 def record_early(effects: frozenset[Effect], alias: str) -> None:
-    """Record a statement with these effects, sent before :func:`complete`."""
+    """Record a statement with these effects, sent before :func:`complete_early`."""
     write = (alias, effects, frozenset(registry))
     if effects and write not in _early:
         _early.append(write)
