@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext, suppress
@@ -37,8 +36,6 @@ logger = logging.getLogger("bloomguard")
 STATE_ROWS = GuardState._meta.db_table
 #: How many texts are cached, and how long one may be.
 _MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
-#: Seconds that a writer waits for another thread that loads the catalogue, which may wait for this writer's locks.
-LOAD_PATIENCE = 1.0
 
 
 class Definitions:
@@ -112,8 +109,6 @@ class DatabaseCache:
         self.catalogue: Catalogue | None = None
         #: What a connection has read while the transaction of another one changes definitions, which it does not see.
         self.beside: Catalogue | None = None
-        #: Held while one thread loads the catalogue. A child that is forked meanwhile waits once for the time limit.
-        self.loading = threading.RLock()
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
         self.trusts_names = False
         #: The columns that the role may not read, see :mod:`.rights`.
@@ -322,12 +317,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
                 else:
                     cache.beside = known[1]
         return known[1]
-    is_mine = cache.loading.acquire(timeout=LOAD_PATIENCE)
-    try:
-        return cache.catalogue or _load(cache, connection)
-    finally:
-        if is_mine:
-            cache.loading.release()
+    return _load(cache, connection)
 
 
 def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:

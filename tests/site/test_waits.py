@@ -138,7 +138,6 @@ LIMITS = {
         ("stores/disk.py", "LOCK_SECONDS")
     ],
     "a page of metrics in files": [("stores/disk.py", "LOCK_SECONDS")],
-    "another thread that reads the catalogue of triggers and functions": [("writes/consequences.py", "LOAD_PATIENCE")],
     "a Redis server": [
         ("stores/redis/store.py", "connect_timeout"),
         ("stores/redis/store.py", "read_timeout"),

@@ -19,7 +19,6 @@ from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, introspection
 from tests.shop.models import Article, Order, Product
 from tests.support import database
-from tests.support.interruptions import held_elsewhere
 from tests.support.mariadb import mariadb_only
 
 from .sending import INSERT, execute, on_postgresql, on_sqlite, status
@@ -180,59 +179,6 @@ def test_definitions_of_another_thread_are_followed_past_its_connection(built, m
         thread.join()
 
     assert not consequences.definitions.are_changing()
-
-
-@on_postgresql
-def test_one_writer_loads_the_catalogue_for_all(built, monkeypatch):
-    """When a process has just started or a rebuild begins, the others wait for it and use what it loads."""
-    consequences.caches.clear()
-    threads, arrived, loads = 6, threading.Semaphore(0), []
-
-    class Counted:
-        def __init__(self):
-            self._lock = threading.Lock()
-            self.release = self._lock.release
-
-        def acquire(self, timeout):
-            arrived.release()
-            return self._lock.acquire(timeout=60)
-
-    def load(connection):
-        loads.append(connection)
-        for _ in range(threads):
-            assert arrived.acquire(timeout=10)
-        return introspection.load(connection)
-
-    def work(pk):
-        try:
-            execute(INSERT, [pk, "x"])
-        finally:
-            connections.close_all()
-
-    monkeypatch.setattr(consequences, "load", load)
-    consequences.current_cache(database.current).loading = Counted()
-    running = [threading.Thread(target=work, args=(pk,)) for pk in range(101, 101 + threads)]
-    for thread in running:
-        thread.start()
-    for thread in running:
-        thread.join()
-
-    assert (len(loads), Product.objects.filter(pk__gt=100).count()) == (1, threads)
-    assert consequences.current_cache(database.current).is_quiet("shop_order")
-
-
-def test_no_writer_waits_long_for_the_catalogue(built, monkeypatch):
-    """The one that loads it may wait for a lock of this writer's transaction, which no database detects."""
-    consequences.caches.clear()
-    monkeypatch.setattr(consequences, "LOAD_PATIENCE", 0)
-
-    with held_elsewhere(consequences.current_cache(database.current).loading):
-        Product.objects.create(pk=101)
-        Product.objects.filter(pk=101).update(name="x")
-        assert consequences.current_cache(database.current).catalogue is not None
-
-    assert status("product") == ARMED
-    assert registry["product"].verdict(101) is Verdict.MAYBE
 
 
 @on_postgresql
