@@ -306,18 +306,19 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         return cache.catalogue
     if connection.alias in definitions.temporary or is_aborted(connection):
         return None
-    if definitions.are_changing():  # then no thread keeps what it loads, but for the rest of its own transaction
-        observer = TransactionObserver.of(connection)
-        known = observer.catalogue if observer is not None else None
-        if known is None or known[0] is not cache:
-            known = cache, _load(cache, connection)
-            if known[1] is not None and known[1].is_complete:
-                if observer is not None:
-                    observer.catalogue = known
-                else:
-                    cache.beside = known[1]
-        return known[1]
-    return _load(cache, connection)
+    if not definitions.are_changing():
+        return _load(cache, connection)
+    # No thread keeps what it loads now, but for the rest of its own transaction.
+    observer = TransactionObserver.of(connection)
+    if observer is not None and observer.catalogue is not None and observer.catalogue[0] is cache:
+        return observer.catalogue[1]
+    catalogue = _load(cache, connection)
+    if catalogue is not None and catalogue.is_complete:
+        if observer is not None:
+            observer.catalogue = cache, catalogue
+        else:
+            cache.beside = catalogue
+    return catalogue
 
 
 def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:

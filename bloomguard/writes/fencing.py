@@ -58,9 +58,7 @@ class PendingFence:
         after = self._after
         if after is not None and after == self.before and after.version:
             return
-        wait = self._since + EXPIRY_SECONDS - self.table.clock()
-        if wait > 0:
-            self.table.sleep(wait)
+        self.table.sleep(max(0.0, self._since + EXPIRY_SECONDS - self.table.clock()))
         if after is None or (after.status == FENCED and after.version > self.before.version):
             self.table.log_fenced(self.name, self._reason)
 
@@ -316,7 +314,7 @@ def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list
     if table.within.read or is_lock_shared(table, using):
         before = _committed_rows(table, using).get(name) or State(name)
     else:
-        before = table.known(name) if is_alone(connections[using]) else table.current(name)
+        before = table.known(name) if is_alone(connection) else table.current(name)
     rows = GuardState.objects.using(using).filter(name=name).exclude(active="", standby="", building="")
     changed = rows.update(version=F("version") + 1, **table.fenced_values(reason))
     pending = PendingFence(table, name, before, reason)
