@@ -31,7 +31,6 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -142,10 +141,13 @@ class CuckooFilter(BodyFilter):
     def _compile(self) -> None:
         """Compile the checks and the discard; they do not refer to the filter, which would make a reference cycle."""
         shape = self.layout
-        names: dict[str, Any] = {"moves": self._moves, "unpack": self._unpack, "table": self._table}
-        names["has_spilled"] = self.spill.might_contain_digest
-        names["look_again"] = partial(_look_again, shape, **names)
-        names |= {"slots": self._table.cast(CODES[shape.bits])} | self.key_hash.names()
+        names = self.key_hash.names() | {
+            "moves": self._moves,
+            "unpack": self._unpack,
+            "table": self._table,
+            "slots": self._table.cast(CODES[shape.bits]),
+            "has_spilled": self.spill.might_contain_digest,
+        }
         self.might_contain = compile_function("key", names, *_check(shape, self.key_hash.expression))
         self.might_contain_digest = compile_function("digest", names, *_check(shape, "digest"))
         self.discard = compile_function("key", names, *_discard(shape, self.key_hash.expression))
@@ -273,11 +275,6 @@ class CuckooFilter(BodyFilter):
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"
         return cuckoo_table.contains(self, low, high)
 
-    def clear(self) -> None:
-        word = self._moves[0]
-        super().clear()
-        self._moves[0] = count_move(word) & ~SPILLED
-
     def size(self) -> int:
         """Return the number of fingerprints in the table, in one pass over it."""
         return int(np.count_nonzero(cuckoo_table.slots_of(self)))
@@ -310,15 +307,18 @@ def _place(shape: CuckooShape, digest: str) -> list[str]:
 
 
 def _check(shape: CuckooShape, digest: str) -> list[str]:
+    """Return the source of a check, which starts again if a writer has moved something in the meantime."""
     buckets, size, other = shape.buckets, shape.bucket_bytes, _OTHER.format(shape.buckets)
     return [
         *_place(shape, digest),
-        "before = moves[0]",
-        f"if f in unpack(table, {size} * a) or f in unpack(table, {size} * ({other})): return True",
-        f"if before == moves[0] < {SPILLED}: return False",
-        f"b = {other}",
-        f"if before == moves[0] and not has_spilled(f * {buckets} + (a if a < b else b) & {MASK60}): return False",
-        "return look_again(d)",
+        f"tries = {RETRIES}",
+        "while tries:",
+        " before = moves[0]",
+        f" if f in unpack(table, {size} * a) or f in unpack(table, {size} * (b := {other})): return True",
+        f" if before >= {SPILLED} and has_spilled(f * {buckets} + (a if a < b else b) & {MASK60}): return True",
+        " if before == moves[0]: return False",
+        " tries -= 1",
+        "return True",  # too many moves: the safe answer
     ]
 
 
@@ -337,19 +337,3 @@ def _discard(shape: CuckooShape, digest: str) -> list[str]:
         f"slots[{SLOTS} * a + s.index(f)] = 0",
         "return True",
     ]
-
-
-def _look_again(
-    shape: CuckooShape, digest: int, *, moves: Any, unpack: Any, table: memoryview, has_spilled: Callable[[int], bool]
-) -> bool:
-    """Repeat a check during which a writer moved something; after too many moves return ``True``, the safe answer."""
-    fingerprint, *pair = shape.place(digest)
-    for _ in range(RETRIES):
-        before = moves[0]
-        if any(fingerprint in unpack(table, bucket * shape.bucket_bytes) for bucket in pair):
-            return True
-        if before >= SPILLED and has_spilled(shape.twins(fingerprint, pair[0])):
-            return True
-        if moves[0] == before:
-            return False
-    return True
