@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from copy import copy as shallow_copy
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,16 +38,14 @@ class LayeredFilter(Filter):
 
     layer_class: ClassVar[type[BodyFilter]]
 
-    __slots__ = ("layers",)
-
     layers: list[Any]
 
     def _parameters(self) -> tuple[int, ...]:
         """Return the parameters for the frame's header."""
         raise NotImplementedError
 
-    def _restore(self, parameters: Sequence[int]) -> None:
-        """Set the attributes from the parameters of a frame, after its layers. Raises :class:`InvalidShape`."""
+    def _restore(self, parameters: Sequence[int], layers: list[Any]) -> None:
+        """Set the attributes of the kind from a frame's parameters and layers. Raises :class:`InvalidShape`."""
         raise NotImplementedError
 
     def _start(self, capacity: int, error_rate: float, width: int | None, secret: bytes) -> None:
@@ -54,13 +53,12 @@ class LayeredFilter(Filter):
         self.key_hash = KeyHash(width, secret)
         self.clear()
 
-    def _push(self, shape: Shape) -> Any:
-        """Add a new, empty layer of this shape and return it. Raises :class:`FilterFull`."""
+    def _new_layer(self, shape: Shape) -> Any:
+        """Return an empty layer of this shape. Raises :class:`FilterFull`."""
         if len(self.layers) == MAX_LAYERS:
             raise FilterFull(f"{MAX_LAYERS} layers from {self.capacity:,} keys on are full; set a larger capacity")
         layer = self.layer_class.__new__(self.layer_class)
         layer._allocate(shape, self.key_hash)
-        self.layers.append(layer)
         return layer
 
     def might_contain(self, key: bytes) -> bool:
@@ -92,33 +90,33 @@ class LayeredFilter(Filter):
         )
 
     def _content(self) -> tuple[tuple[int, ...], bytes]:
-        return self._parameters(), b"".join([layer.to_bytes() for layer in self.layers])
+        body = b"".join([layer.to_bytes() for layer in self.layers])
+        return self._parameters(), body
 
     @classmethod
     def _restored(cls, header: codec.Header, body: memoryview, key_hash: KeyHash, secret: bytes) -> Self:
         self = cls.__new__(cls)
-        self.capacity, self.error_rate, self.key_hash, self.layers = header.capacity, header.error_rate, key_hash, []
+        self.capacity, self.error_rate, self.key_hash = header.capacity, header.error_rate, key_hash
+        layers: list[Any] = []
         while len(body):
             size = codec.Header.unpack(body).frame_bytes
             layer = cls.layer_class.from_bytes(body[:size], secret)
-            if len(self.layers) == MAX_LAYERS or layer.key_hash != key_hash:
-                raise CorruptFilter(f"layer {len(self.layers)} does not belong to this filter")
-            self.layers.append(layer)
+            if len(layers) == MAX_LAYERS or layer.key_hash != key_hash:
+                raise CorruptFilter(f"layer {len(layers)} does not belong to this filter")
+            layers.append(layer)
             body = body[size:]
         try:
             sizing.check_capacity(self.capacity)
             sizing.check_error_rate(self.error_rate)
-            self._restore(header.parameters)
+            self._restore(header.parameters, layers)
         except (OverflowError, ValueError, ZeroDivisionError) as error:
             raise CorruptFilter(f"parameters {header.parameters} of a {cls.kind} filter: {error}") from error
         return self
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own memory."""
-        twin = type(self).__new__(type(self))
-        twin.capacity, twin.error_rate, twin.key_hash = self.capacity, self.error_rate, self.key_hash
-        twin.layers = [layer.copy() for layer in self.layers]
-        twin._restore(self._parameters())
+        twin, layers = shallow_copy(self), [layer.copy() for layer in self.layers]
+        twin._restore(self._parameters(), layers)
         return twin
 
     def __eq__(self, other: object) -> bool:
@@ -145,9 +143,8 @@ class ScalableBloomFilter(LayeredFilter):
     kind: ClassVar[str] = "scalable"
     layer_class = BloomFilter
 
-    __slots__ = ("_counts", "growth", "tightening")
-
     layers: list[BloomFilter]
+    _counts: list[int]
 
     def __init__(
         self,
@@ -171,14 +168,13 @@ class ScalableBloomFilter(LayeredFilter):
 
     def clear(self) -> None:
         """Remove all keys and layers, and start with one layer again."""
-        self.layers = []
-        self._counts: list[int] = []
+        self.layers, self._counts = [], []
         self._grow()
 
     def _grow(self) -> None:
         number = len(self.layers)
         rate = self.error_rate * (1 - self.tightening) * self.tightening**number
-        self._push(BloomFilter.shape(self.capacity * self.growth**number, max(rate, 1e-15)))
+        self.layers.append(self._new_layer(BloomFilter.shape(self.capacity * self.growth**number, max(rate, 1e-15))))
         self._counts.append(0)
 
     def add(self, key: bytes) -> None:
@@ -204,7 +200,8 @@ class ScalableBloomFilter(LayeredFilter):
     def _parameters(self) -> tuple[int, ...]:
         return (self.growth, *_U64.unpack(_FLOAT.pack(self.tightening)), *self._counts)
 
-    def _restore(self, parameters: Sequence[int]) -> None:
+    def _restore(self, parameters: Sequence[int], layers: list[BloomFilter]) -> None:
+        self.layers = layers
         growth, tightening, *self._counts = parameters
         if len(self._counts) != len(self.layers) or not self.layers:
             raise InvalidShape(f"{len(self._counts)} counts for {len(self.layers)} layers")
@@ -223,8 +220,6 @@ class ScalableCuckooFilter(LayeredFilter):
     supports_discard: ClassVar[bool] = True
     layer_class = CuckooFilter
 
-    __slots__ = ("_bits",)
-
     layers: list[CuckooFilter]
 
     def __init__(
@@ -242,7 +237,12 @@ class ScalableCuckooFilter(LayeredFilter):
     def clear(self) -> None:
         """Remove all keys and tables, and start with one table again."""
         self.layers = []
-        self._push(self._shape())
+        self._grow()
+
+    def _grow(self) -> CuckooFilter:
+        table: CuckooFilter = self._new_layer(self._shape())
+        self.layers.append(table)
+        return table
 
     def _shape(self) -> CuckooShape:
         """Return the shape of each table; only keys with many adds spill there, so the spill is small."""
@@ -258,14 +258,14 @@ class ScalableCuckooFilter(LayeredFilter):
             if writes is not None:
                 layer._apply(writes)
                 return
-        self._push(self._shape()).add(key)
+        self._grow().add(key)
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         assert high is not None
         left = cuckoo_table.place(self.layers[-1], low, high)
         while len(left):
             low, high = low[left], high[left]
-            left = cuckoo_table.place(self._push(self._shape()), low, high)
+            left = cuckoo_table.place(self._grow(), low, high)
 
     def has_spilled(self, key: bytes) -> bool:
         """Return whether ``key`` stays until :meth:`clear`, because it was added too often to be counted."""
@@ -275,16 +275,11 @@ class ScalableCuckooFilter(LayeredFilter):
         """Undo one add of ``key``; return whether it was found. A spilled key stays."""
         return not self.has_spilled(key) and any(layer.discard(key) for layer in reversed(self.layers))
 
-    def __len__(self) -> int:
-        return sum(layer.size() for layer in self.layers)
-
-    def __bool__(self) -> bool:
-        return True  # an empty filter is still a filter
-
     def _parameters(self) -> tuple[int, ...]:
         return (self._bits,)
 
-    def _restore(self, parameters: Sequence[int]) -> None:
+    def _restore(self, parameters: Sequence[int], layers: list[CuckooFilter]) -> None:
+        self.layers = layers
         (self._bits,) = parameters
         if not self.layers or any(layer.layout != self._shape() for layer in self.layers):
             raise InvalidShape("its tables are missing, or differ in shape")
@@ -301,9 +296,8 @@ class RotatingBloomFilter(LayeredFilter):
     kind: ClassVar[str] = "rotating"
     layer_class = BloomFilter
 
-    __slots__ = ("_epochs", "clock", "window", "windows")
-
-    layers: list[BloomFilter]
+    clock: Callable[[], float] = time.time
+    _filters: dict[int, BloomFilter]  # of each window by its number, oldest first
 
     def __init__(
         self,
@@ -328,22 +322,22 @@ class RotatingBloomFilter(LayeredFilter):
         self.window, self.windows = window, windows
 
     def clear(self) -> None:
-        self.layers = []
-        self._epochs: list[int] = []  # the number of each layer's window, oldest first
+        self._filters = {}
 
-    def _turn(self) -> int:
-        """Drop the expired windows; return the number of the current one."""
-        now = max([int(self.clock() // self.window), *self._epochs[-1:]])
-        while self._epochs and self._epochs[0] <= now - self.windows:
-            del self._epochs[0], self.layers[0]
-        return now
+    @property
+    def layers(self) -> list[BloomFilter]:  # type: ignore[override]
+        """The filters of the windows that are kept; drops the expired ones."""
+        expired = self.clock() // self.window - self.windows
+        while self._filters and (oldest := next(iter(self._filters))) <= expired:
+            self._filters.pop(oldest, None)
+        return list(self._filters.values())
 
     def _present(self) -> BloomFilter:
-        now = self._turn()
-        if not self._epochs or self._epochs[-1] != now:
-            self._push(BloomFilter.shape(self.capacity, max(self.error_rate / self.windows, 1e-15)))
-            self._epochs.append(now)
-        return self.layers[-1]
+        now = max([int(self.clock() // self.window), *self._filters])
+        if now not in self._filters:
+            shape = BloomFilter.shape(self.capacity, max(self.error_rate / self.windows, 1e-15))
+            self._filters[now] = self._new_layer(shape)  # which drops the expired ones
+        return self._filters[now]
 
     def add(self, key: bytes) -> None:
         """Add ``key`` to the current window."""
@@ -352,33 +346,14 @@ class RotatingBloomFilter(LayeredFilter):
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         self._present().add_digests(low)
 
-    def might_contain(self, key: bytes) -> bool:
-        """Return whether ``key`` was added in the current window or in one of those that are kept."""
-        self._turn()
-        return super().might_contain(key)
-
-    def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
-        self._turn()
-        return super().contains_digests(low, high)
-
-    def stats(self) -> Stats:
-        """Return the combined statistics after dropping the expired windows."""
-        self._turn()
-        return super().stats()
-
-    def copy(self) -> Self:
-        twin = super().copy()
-        twin.clock = self.clock
-        return twin
-
     def _parameters(self) -> tuple[int, ...]:
-        epochs = (epoch & 0xFFFFFFFFFFFFFFFF for epoch in self._epochs)
-        return (self.windows, *_U64.unpack(_FLOAT.pack(self.window)), *epochs)
+        numbers = (number & 0xFFFFFFFFFFFFFFFF for number in self._filters)
+        return (self.windows, *_U64.unpack(_FLOAT.pack(self.window)), *numbers)
 
-    def _restore(self, parameters: Sequence[int]) -> None:
-        windows, window, *epochs = parameters
+    def _restore(self, parameters: Sequence[int], layers: list[BloomFilter]) -> None:
+        windows, window, *numbers = parameters
         self._set(_FLOAT.unpack(_U64.pack(window))[0], windows)
-        self.clock = time.time
-        self._epochs = [epoch - (1 << 64) if epoch >> 63 else epoch for epoch in epochs]
-        if self._epochs != sorted(set(self._epochs)) or len(epochs) != len(self.layers):
-            raise InvalidShape(f"windows {self._epochs} are not in ascending order, one for each of its filters")
+        numbers = [number - (1 << 64) if number >> 63 else number for number in numbers]
+        if numbers != sorted(set(numbers)) or len(numbers) != len(layers):
+            raise InvalidShape(f"windows {numbers} are not in ascending order, one for each of its filters")
+        self._filters = dict(zip(numbers, layers))
