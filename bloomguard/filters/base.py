@@ -162,7 +162,15 @@ class Filter:
         header = frame.header
         if header.kind != cls.kind or header.shards != 1:
             raise CorruptFilter(f"a {header.kind} filter in {header.shards} shards; a {cls.kind} filter is expected")
-        return cls._restored(header, frame.body, KeyHash.of(header, secret), secret)
+        try:
+            key_hash = KeyHash(header.width, secret)
+        except InvalidShape as error:
+            raise CorruptFilter(str(error)) from error
+        if key_hash.key_id != header.key_id:
+            raise CorruptFilter(
+                f"built with another secret: its key id is {header.key_id:#x}, not {key_hash.key_id:#x}"
+            )
+        return cls._restored(header, frame.body, key_hash, secret)
 
     def dump(self, stream: BinaryIO) -> int:
         """Write the frame to a binary stream; returns the bytes written."""
@@ -219,22 +227,18 @@ class BodyFilter(Filter):
 
     @classmethod
     def plan(
-        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+        cls, capacity: int, error_rate: float, *, shard_bytes: int = sizing.MAX_BITS, **options: Any
     ) -> tuple[Shape, int]:
         """Return the shape of one shard of about ``shard_bytes`` and the number of shards; allocates nothing."""
         whole = cls.growing(capacity, error_rate, **options)
-        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
+        shards = -(-whole.body_bytes // shard_bytes)
         if shards > 1:
             whole = cls.growing(sizing.fullest_shard(capacity, shards), error_rate, **options)
         return whole, shards
 
     @classmethod
-    def check_keys(cls, key_hash: KeyHash) -> None:
-        """Raise :class:`InvalidShape` if this kind cannot hold keys of this width."""
-
-    @classmethod
     def shape_of(cls, header: Header) -> Shape:
-        """Return the shape that a header's parameters describe. Raises :class:`InvalidShape`."""
+        """Return the shape that a header describes. Raises :class:`InvalidShape`."""
         raise NotImplementedError
 
     def _ready(self) -> None:
@@ -278,19 +282,20 @@ class BodyFilter(Filter):
 
     # The rest is the same for all kinds.
 
-    def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None = None) -> None:
+    def _allocate(self, shape: Shape, key_hash: KeyHash, max_bytes: int | None = None) -> Self:
         limit = sizing.memory_bytes() if max_bytes is None else max_bytes
         if shape.body_bytes > limit:
             raise TooLarge(
                 f"{shape.capacity:,} keys at {shape.error_rate:.3g} take {shape.body_bytes:,} bytes as a {self.kind} "
                 f"filter, over the limit of {limit:,}; lower the capacity or raise error_rate or max_bytes"
             )
-        self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
+        return self._attach(shape, key_hash, memoryview(bytearray(shape.body_bytes)))
 
-    def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview) -> None:
+    def _attach(self, shape: Shape, key_hash: KeyHash, body: memoryview) -> Self:
         self.layout, self.key_hash, self.body = shape, key_hash, body
         self.capacity, self.error_rate, self.digest = shape.capacity, shape.error_rate, key_hash.digest
         self._ready()
+        return self
 
     @classmethod
     def trusted_shape(cls, header: Header, key_hash: KeyHash) -> Shape:
@@ -303,7 +308,6 @@ class BodyFilter(Filter):
                 raise InvalidShape(f"{header.body_bytes} bytes, but its parameters need {shape.body_bytes}")
             if header.width != key_hash.width:
                 raise InvalidShape(f"made for keys of width {header.width}, but the keys have width {key_hash.width}")
-            cls.check_keys(key_hash)
         except InvalidShape as error:
             raise CorruptFilter(str(error)) from error
         return shape
@@ -311,9 +315,7 @@ class BodyFilter(Filter):
     @classmethod
     def attach(cls, header: Header, body: memoryview, key_hash: KeyHash) -> Self:
         """Return the filter over a frame's ``body``, which is shared, not copied. Raises :class:`CorruptFilter`."""
-        self = cls.__new__(cls)
-        self._attach(cls.trusted_shape(header, key_hash), key_hash, body)
-        return self
+        return cls.__new__(cls)._attach(cls.trusted_shape(header, key_hash), key_hash, body)
 
     def writes(self, digest: int) -> Writes:
         """Return the changes that add ``digest``, ``(offset, bytes)`` in order; does not apply them."""
@@ -361,9 +363,7 @@ class BodyFilter(Filter):
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own body on the heap."""
-        twin = type(self).__new__(type(self))
-        twin._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)))
-        return twin
+        return type(self).__new__(type(self))._attach(self.layout, self.key_hash, memoryview(bytearray(self.body)))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):

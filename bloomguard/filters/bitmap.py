@@ -137,7 +137,7 @@ class ExactBitmap(BodyFilter):
 
     @classmethod
     def plan(
-        cls, capacity: int, error_rate: float, *, shard_bytes: int | None = None, **options: Any
+        cls, capacity: int, error_rate: float, *, shard_bytes: int = sizing.MAX_BITS, **options: Any
     ) -> tuple[BitmapShape, int]:
         """Return the shape of one shard and the number of shards; requires the options ``low`` and ``high``."""
         sizing.check_capacity(capacity)
@@ -146,7 +146,7 @@ class ExactBitmap(BodyFilter):
             raise InvalidShape(f"low is {low!r} and high is {high!r}; an exact bitmap needs both")
         reach = max(high, min(low + sizing.GROWTH * (high - low + 1) - 1, TOP))
         whole = cls.shape(low, reach, error_rate, capacity=capacity, **options)
-        shards = 1 if shard_bytes is None else -(-whole.body_bytes // shard_bytes)
+        shards = -(-whole.body_bytes // shard_bytes)
         if shards > 1:
             span = -(-whole.span // (64 * shards)) * 64  # the last shard extends a little past the end
             overflow = sizing.fullest_shard(whole.overflow.capacity, shards)
@@ -154,12 +154,9 @@ class ExactBitmap(BodyFilter):
         return whole, shards
 
     @classmethod
-    def check_keys(cls, key_hash: KeyHash) -> None:
-        if key_hash.width != 8:
-            raise InvalidShape(f"keys of width {key_hash.width}; an exact bitmap takes integers of 8 bytes")
-
-    @classmethod
     def shape_of(cls, header: codec.Header) -> BitmapShape:
+        if header.width != 8:
+            raise InvalidShape(f"keys of width {header.width}; an exact bitmap takes integers of 8 bytes")
         if len(header.parameters) < 4:
             raise InvalidShape(f"{len(header.parameters)} parameters; an exact bitmap has at least 4")
         low, span, overflow, *sizes = header.parameters
@@ -171,8 +168,9 @@ class ExactBitmap(BodyFilter):
     def _ready(self) -> None:
         shape = self.layout
         self._bits = bitarray(buffer=self.body[: shape.bit_bytes], endian="big")
-        self.overflow = BloomFilter.__new__(BloomFilter)
-        self.overflow._attach(shape.overflow, self.key_hash, self.body[shape.bit_bytes :])
+        self.overflow = BloomFilter.__new__(BloomFilter)._attach(
+            shape.overflow, self.key_hash, self.body[shape.bit_bytes :]
+        )
         names = {
             "unpack": _UNPACK,
             "hashed": self.key_hash.digest,

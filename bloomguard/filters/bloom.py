@@ -103,7 +103,7 @@ class PartitionedFilter(BodyFilter):
     layout: BloomShape
 
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
-        return self.key_hash.lows(keys), None
+        return self.key_hash.parts(keys, both=False)
 
     def _used(self) -> list[tuple[int, int]]:
         """Return ``(cells in use, cells)`` of each partition."""

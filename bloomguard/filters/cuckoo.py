@@ -134,8 +134,9 @@ class CuckooFilter(BodyFilter):
         self._table = self.body[HEAD : HEAD + shape.buckets * shape.bucket_bytes]
         word = self.body[:4]  # of an array of numpy, the word takes three times as long
         self._moves: Any = word.cast("I") if sys.byteorder == "little" else np.frombuffer(word, "<u4")
-        self.spill = BloomFilter.__new__(BloomFilter)
-        self.spill._attach(shape.spill, self.key_hash, self.body[shape.spill_offset :])
+        self.spill = BloomFilter.__new__(BloomFilter)._attach(
+            shape.spill, self.key_hash, self.body[shape.spill_offset :]
+        )
         self._compile()
 
     def _compile(self) -> None:

@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING, Any
 
 from mmh3 import mmh3_x64_128_uintdigest
 
-from ..exceptions import CorruptFilter, InvalidShape
+from ..exceptions import InvalidShape
 from .bulk import np, spread
 
 if TYPE_CHECKING:
     from .bulk import I64, U64
-    from .codec import Header
 
 #: 60 bits are two digits of a Python integer: the widest digest whose remainders are cheap.
 MASK60 = (1 << 60) - 1
@@ -63,19 +62,6 @@ class KeyHash:
         self.width = width
         self.secret = secret if width is None else secret[:width]
         self.digest = compile_function("key", self.names(), f"return {self.expression}")
-
-    @classmethod
-    def of(cls, header: Header, secret: bytes) -> KeyHash:
-        """Return the hash of a frame's keys. Raises :class:`CorruptFilter` if it was built with another secret."""
-        try:
-            key_hash = cls(header.width, secret)
-        except InvalidShape as error:
-            raise CorruptFilter(str(error)) from error
-        if key_hash.key_id != header.key_id:
-            raise CorruptFilter(
-                f"built with another secret: its key id is {header.key_id:#x}, not {key_hash.key_id:#x}"
-            )
-        return key_hash
 
     @property
     def key_id(self) -> int:
@@ -111,15 +97,12 @@ class KeyHash:
         ``keys`` is an iterable of ``bytes``; for a fixed width also one buffer of ``n * width`` bytes, and for width 8
         also an integer array or an iterable of integers. Raises :class:`InvalidShape` for other forms.
         """
-        low, high = self._digests(keys, True)
+        low, high = self.parts(keys, both=True)
         assert high is not None
         return low, high
 
-    def lows(self, keys: Iterable[bytes] | Iterable[int] | bytes | U64 | I64) -> U64:
-        """Return only the low 60 bits of the digests: enough for a Bloom filter, in half the memory."""
-        return self._digests(keys, False)[0]
-
-    def _digests(self, keys: Any, both: bool) -> tuple[U64, U64 | None]:
+    def parts(self, keys: Any, *, both: bool) -> tuple[U64, U64 | None]:
+        """Return both parts of the digests, or only the low 60 bits: enough for a Bloom filter, in half the memory."""
         words, suffix = (self._blake2b(keys), b"") if self.width is None else (self.words(keys), self.secret)
         low = np.empty(len(words), np.uint64)
         wide = np.empty(len(words), np.uint64) if both else None

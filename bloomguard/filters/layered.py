@@ -57,9 +57,7 @@ class LayeredFilter(Filter):
         """Return an empty layer of this shape. Raises :class:`FilterFull`."""
         if len(self.layers) == MAX_LAYERS:
             raise FilterFull(f"{MAX_LAYERS} layers from {self.capacity:,} keys on are full; set a larger capacity")
-        layer = self.layer_class.__new__(self.layer_class)
-        layer._allocate(shape, self.key_hash)
-        return layer
+        return self.layer_class.__new__(self.layer_class)._allocate(shape, self.key_hash)
 
     def might_contain(self, key: bytes) -> bool:
         """Check every layer."""

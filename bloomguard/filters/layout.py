@@ -69,7 +69,6 @@ class Layout:
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
         held = KINDS[kind]
-        held.check_keys(key_hash)
         try:
             shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
         except TypeError as error:
@@ -91,6 +90,7 @@ class Layout:
             shards=shards,
             recent=_recent_sizes(capacity, shards),
         )
+        held.shape_of(first)  # refuses keys that the kind cannot hold
         return cls(key_hash=key_hash, capacity=capacity, header=first)
 
     @classmethod
