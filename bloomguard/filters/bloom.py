@@ -102,6 +102,30 @@ class PartitionedFilter(BodyFilter):
 
     layout: BloomShape
 
+    def __init__(
+        self,
+        capacity: int,
+        error_rate: float = 0.01,
+        *,
+        hashes: int | None = None,
+        width: int | None = None,
+        secret: bytes = b"",
+        max_bytes: int | None = None,
+    ) -> None:
+        self._allocate(self.shape(capacity, error_rate, hashes), KeyHash(width, secret), max_bytes)
+
+    @classmethod
+    def shape(cls, capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
+        """Return the shape for ``capacity`` keys at ``error_rate``; allocates nothing. Raises :class:`InvalidShape`."""
+        if hashes is None:
+            hashes = sizing.economical_hashes(error_rate)
+        sizes = sizing.bloom_sizes(capacity, error_rate, hashes)
+        return BloomShape(capacity, float(error_rate), sizes)
+
+    @classmethod
+    def shape_of(cls, header: codec.Header) -> BloomShape:
+        return BloomShape(header.capacity, header.error_rate, header.parameters)
+
     def digests(self, keys: Keys) -> tuple[U64, U64 | None]:
         return self.key_hash.parts(keys, both=False)
 
@@ -144,26 +168,13 @@ class BloomFilter(PartitionedFilter):
 
     __slots__ = ("_partitions",)
 
-    def __init__(
-        self,
-        capacity: int,
-        error_rate: float = 0.01,
-        *,
-        hashes: int | None = None,
-        width: int | None = None,
-        secret: bytes = b"",
-        max_bytes: int | None = None,
-    ) -> None:
-        self._allocate(self.shape(capacity, error_rate, hashes), KeyHash(width, secret), max_bytes)
-
     @classmethod
     def with_bits(
         cls, bits: int, hashes: int, *, width: int | None = None, secret: bytes = b"", max_bytes: int | None = None
     ) -> Self:
         """Return a filter of at least ``bits`` bits and ``hashes`` hashes; at its capacity half of the bits are set."""
-        self = cls.__new__(cls)
-        self._allocate(shape_of_sizes(sizing.partition_sizes(bits, hashes)), KeyHash(width, secret), max_bytes)
-        return self
+        shape = shape_of_sizes(sizing.partition_sizes(bits, hashes))
+        return cls.__new__(cls)._allocate(shape, KeyHash(width, secret), max_bytes)
 
     @classmethod
     def from_words(
@@ -182,17 +193,7 @@ class BloomFilter(PartitionedFilter):
         data = memoryview(bytearray(words))
         if len(data) != shape.body_bytes:
             raise InvalidShape(f"{len(data)} bytes of bits; partitions of {shape.sizes} need {shape.body_bytes}")
-        self = cls.__new__(cls)
-        self._attach(shape, KeyHash(width, secret), data)
-        return self
-
-    @staticmethod
-    def shape(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
-        """Return the shape for ``capacity`` keys at ``error_rate``; allocates nothing. Raises :class:`InvalidShape`."""
-        if hashes is None:
-            hashes = sizing.economical_hashes(error_rate)
-        sizes = sizing.bloom_sizes(capacity, error_rate, hashes)
-        return BloomShape(capacity, float(error_rate), sizes)
+        return cls.__new__(cls)._attach(shape, KeyHash(width, secret), data)
 
     @staticmethod
     def growing(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
@@ -200,10 +201,6 @@ class BloomFilter(PartitionedFilter):
         if hashes is None:
             hashes = sizing.growing_hashes(error_rate)
         return BloomShape(capacity, float(error_rate), sizing.growing_sizes(capacity, error_rate, hashes))
-
-    @classmethod
-    def shape_of(cls, header: codec.Header) -> BloomShape:
-        return BloomShape(header.capacity, header.error_rate, header.parameters)
 
     def _ready(self) -> None:
         self._partitions = [bitarray(buffer=part, endian="big") for part in self.layout.parts(self.body)]
@@ -275,33 +272,30 @@ class BloomFilter(PartitionedFilter):
 
     def merge(self, other: BloomFilter) -> Self:
         """Add the keys of ``other`` in place. Raises :class:`MismatchedFilters`, which names the difference."""
-        mine = np.frombuffer(self.body, np.uint8)
-        np.bitwise_or(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
-        return self
+        return self._combine(other, np.bitwise_or)
 
     def intersection(self, other: BloomFilter) -> Self:
         """Return a filter of the keys in both; it may also contain a few others.
 
         Its error rate is at most the smaller of the two. Raises :class:`MismatchedFilters`.
         """
-        both = self.copy()
-        mine = np.frombuffer(both.body, np.uint8)
-        np.bitwise_and(mine, np.frombuffer(self._like(other).body, np.uint8), out=mine)
-        return both
+        return self.copy()._combine(other, np.bitwise_and)
 
-    def _like(self, other: BloomFilter) -> BloomFilter:
+    def _combine(self, other: BloomFilter, operation: Callable[..., Any]) -> Self:
         if type(other) is not type(self):
             raise MismatchedFilters(f"a {type(self).__name__} and a {type(other).__name__} cannot be merged")
         pairs = {
             "partition sizes": (self.layout.sizes, other.layout.sizes),
             "key widths": (self.key_hash.width, other.key_hash.width),
         }
-        for what, (mine, theirs) in pairs.items():
-            if mine != theirs:
-                raise MismatchedFilters(f"the {what} differ: {mine} here, {theirs} in the other filter")
+        for what, (ours, theirs) in pairs.items():
+            if ours != theirs:
+                raise MismatchedFilters(f"the {what} differ: {ours} here, {theirs} in the other filter")
         if self.key_hash != other.key_hash:
             raise MismatchedFilters("the secrets differ; merge only filters with the same secret")
-        return other
+        mine = np.frombuffer(self.body, np.uint8)
+        operation(mine, np.frombuffer(other.body, np.uint8), out=mine)
+        return self
 
     __or__ = union
     __and__ = intersection

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from . import codec
-from .bloom import BloomFilter, BloomShape, PartitionedFilter
+from .bloom import BloomShape, PartitionedFilter
 from .bulk import np
-from .hashing import MASK60, KeyHash
+from .hashing import MASK60
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,19 +48,10 @@ class CountingBloomFilter(PartitionedFilter):
 
     layout: CountingShape
 
-    def __init__(
-        self,
-        capacity: int,
-        error_rate: float = 0.01,
-        *,
-        hashes: int | None = None,
-        width: int | None = None,
-        secret: bytes = b"",
-        max_bytes: int | None = None,
-    ) -> None:
-        bits = BloomFilter.shape(capacity, error_rate, hashes)
-        shape = CountingShape(capacity, bits.error_rate, bits.sizes, self.cell_bits)
-        self._allocate(shape, KeyHash(width, secret), max_bytes)
+    @classmethod
+    def shape(cls, capacity: int, error_rate: float, hashes: int | None = None) -> CountingShape:
+        bits = super().shape(capacity, error_rate, hashes)
+        return CountingShape(capacity, bits.error_rate, bits.sizes, cls.cell_bits)
 
     @classmethod
     def shape_of(cls, header: codec.Header) -> CountingShape:
