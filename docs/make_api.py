@@ -217,7 +217,7 @@ def _signature(name: str, found: Any) -> str:
         return _call(name, found)
     if "__dataclass_fields__" in vars(found):
         return f"class {name}({', '.join(f'{each}: {kind}' for each, kind in found.__annotations__.items())})"
-    if (hasattr(found, "might_contain") and name != "Filter") or name == "KeyHash":
+    if (hasattr(found, "contains_many") and name != "Filter") or name == "KeyHash":
         return f"class {_call(name, found.__init__)}".removesuffix(" -> None")
     bases = [base.__name__ for base in found.__bases__ if base.__name__ not in ("object", "Protocol")]
     return f"class {name}({', '.join(bases)})" if bases else f"class {name}"

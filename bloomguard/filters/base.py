@@ -72,8 +72,6 @@ class Filter:
     kind: ClassVar[str]
     supports_discard: ClassVar[bool] = False
 
-    __slots__ = ("__weakref__", "capacity", "error_rate", "key_hash", "might_contain")
-
     capacity: int
     error_rate: float
     key_hash: KeyHash
@@ -211,8 +209,6 @@ class BodyFilter(Filter):
     #: True if a key is in the filter exactly when all bits of ``layout.positions(digest)`` are set, so that a server
     #: with bit commands can check and add keys itself.
     plain_bits: ClassVar[bool] = False
-
-    __slots__ = ("body", "digest", "layout", "might_contain_digest")
 
     layout: Any  # a Shape of the kind
     body: memoryview

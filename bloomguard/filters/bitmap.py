@@ -104,8 +104,6 @@ class ExactBitmap(BodyFilter):
     kind: ClassVar[str] = "bitmap"
     plain_bits: ClassVar[bool] = True
 
-    __slots__ = ("_bits", "overflow")
-
     layout: BitmapShape
     #: The Bloom filter of the keys outside the range, in the same memory.
     overflow: BloomFilter

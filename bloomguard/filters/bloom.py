@@ -98,8 +98,6 @@ class BloomShape(Shape):
 class PartitionedFilter(BodyFilter):
     """A filter with one bit or counter for a key in each partition of a :class:`BloomShape`."""
 
-    __slots__ = ()
-
     layout: BloomShape
 
     def __init__(
@@ -165,8 +163,6 @@ class BloomFilter(PartitionedFilter):
 
     kind: ClassVar[str] = "bloom"
     plain_bits: ClassVar[bool] = True
-
-    __slots__ = ("_partitions",)
 
     @classmethod
     def with_bits(

@@ -161,18 +161,6 @@ def test_at(cells: NDArray[np.uint8], positions: I64) -> NDArray[np.bool_]:
     return found
 
 
-def with_bits(cells: NDArray[np.uint8], positions: I64) -> tuple[I64, NDArray[np.uint8]]:
-    """Return the offsets of the bytes that contain the bits, each once, and their values with the bits set."""
-    ordered = np.sort(positions)
-    offsets = ordered >> 3
-    masks = (128 >> (ordered & 7)).astype(np.uint8)
-    first = np.ones(len(offsets), bool)
-    np.not_equal(offsets[1:], offsets[:-1], out=first[1:])
-    starts = np.flatnonzero(first)
-    offsets = offsets[starts]
-    return offsets, cells[offsets] | np.bitwise_or.reduceat(masks, starts)
-
-
 def test_bits(parts: Parts, low: U64) -> NDArray[np.bool_]:
     """Return whether all bits of each digest are set; a boolean array of shape ``(n,)``."""
     found = np.ones(len(low), bool)

@@ -27,7 +27,7 @@ from zlib import adler32, crc32
 from bitarray import bitarray
 
 from ..exceptions import CorruptFilter, TooLarge
-from .bulk import np, set_at, test_at, with_bits
+from .bulk import np, set_at, test_at
 
 if TYPE_CHECKING:
     from .bulk import I64
@@ -89,7 +89,7 @@ class Header:
     @property
     def body_offset(self) -> int:
         """Number of bytes before the body, a multiple of 64."""
-        return _body_offset(len(self.parameters))
+        return -(-_head_bytes(len(self.parameters)) // 64) * 64
 
     @property
     def frame_bytes(self) -> int:
@@ -126,8 +126,8 @@ class Header:
                 f"format version {version}; this release reads version {VERSION}: build it again, for a guard with "
                 "rebuild_filter"
             )
-        end = _FIXED.size + 8 * count
-        if count > MAX_PARAMETERS or len(data) < end + _CRC.size:
+        end = _head_bytes(count) - _CRC.size
+        if count > MAX_PARAMETERS or len(data) < _head_bytes(count):
             raise CorruptFilter(f"{count} parameters in {len(data)} bytes")
         if _CRC.unpack_from(data, end)[0] != crc32(data[:end]):
             raise CorruptFilter("the header's checksum is wrong")
@@ -157,8 +157,6 @@ class Frame:
     bit; the recent bits follow the body's.
     """
 
-    __slots__ = ("_bits", "_data", "_end", "_size", "body", "buffer", "header")
-
     def __init__(self, header: Header, buffer: memoryview) -> None:
         self.header = header
         self.buffer = buffer
@@ -182,7 +180,7 @@ class Frame:
         header = Header.unpack(buffer)
         if len(buffer) != header.frame_bytes:
             raise CorruptFilter(f"{len(buffer)} bytes, but the header declares {header.frame_bytes}")
-        if bytes(buffer[_FIXED.size + 8 * len(header.parameters) + _CRC.size : header.body_offset]).strip(b"\0"):
+        if bytes(buffer[_head_bytes(len(header.parameters)) : header.body_offset]).strip(b"\0"):
             raise CorruptFilter("the header's padding is not empty")
         frame = cls(header, buffer)
         if frame._trailer()[2] != header.tag << 1:
@@ -252,7 +250,13 @@ class Frame:
         """Set many bits and update the checksum."""
         checksum = self._start()
         cells = np.frombuffer(self._data, np.uint8)
-        offsets, values = with_bits(cells, positions)
+        ordered = np.sort(positions)
+        offsets, masks = ordered >> 3, (128 >> (ordered & 7)).astype(np.uint8)
+        first = np.ones(len(offsets), bool)  # of the bits that share a byte
+        np.not_equal(offsets[1:], offsets[:-1], out=first[1:])
+        starts = np.flatnonzero(first)
+        offsets = offsets[starts]
+        values = cells[offsets] | np.bitwise_or.reduceat(masks, starts)
         deltas = values.astype(np.int64) - cells[offsets]
         low = (checksum & 0xFFFF) + int(deltas.sum())
         high = (checksum >> 16) + int((deltas * ((len(cells) - offsets) % _ADLER)).sum())
@@ -282,8 +286,8 @@ class Frame:
         self._end[_DIRTY_AT] = 0
 
 
-def _body_offset(parameters: int) -> int:
-    return -(-(_FIXED.size + 8 * parameters + _CRC.size) // 64) * 64
+def _head_bytes(parameters: int) -> int:
+    return _FIXED.size + 8 * parameters + _CRC.size
 
 
 def read(stream: BinaryIO, max_bytes: int) -> bytearray:
@@ -302,7 +306,7 @@ def read(stream: BinaryIO, max_bytes: int) -> bytearray:
 
     read_until(_FIXED.size)
     _, _, _, _, _, count, *_ = _FIXED.unpack_from(data)
-    read_until(_body_offset(min(count, MAX_PARAMETERS)))
+    read_until(_head_bytes(min(count, MAX_PARAMETERS)))
     size = Header.unpack(data).frame_bytes
     if size > max_bytes:
         raise TooLarge(f"a frame of {size:,} bytes, over max_bytes={max_bytes:,}")

@@ -44,8 +44,6 @@ class CountingBloomFilter(PartitionedFilter):
     supports_discard: ClassVar[bool] = True
     cell_bits: ClassVar[int] = 4
 
-    __slots__ = ("_limit", "_parts")
-
     layout: CountingShape
 
     @classmethod
@@ -159,8 +157,6 @@ class SpectralBloomFilter(CountingBloomFilter):
 
     kind: ClassVar[str] = "spectral"
     cell_bits: ClassVar[int] = 32
-
-    __slots__ = ()
 
     def frequency(self, key: bytes) -> int:
         """Return the smallest of the key's counters; 2**32 - 1 means that number or more."""

@@ -80,8 +80,6 @@ class CuckooFilter(BodyFilter):
     kind: ClassVar[str] = "cuckoo"
     supports_discard: ClassVar[bool] = True
 
-    __slots__ = ("_moves", "_table", "_unpack", "discard", "spill")
-
     layout: CuckooShape
     #: The Bloom filter of the twins that had no room in the table, in the same memory.
     spill: BloomFilter

@@ -37,7 +37,6 @@ CODES: dict[int, Literal["B", "H", "I"]] = {8: "B", 16: "H", 32: "I"}
 _CHUNK = 1 << 15  # keys: the arrays of one round stay in the cache
 _FEW = 16  # up to this many keys a round costs more than adding them one at a time
 _FAILURES = 16  # keys without room after which no more are tried
-_CROWDED = 0.97  # share of the slots: if keys had no room in so full a table, the rest spills without a search
 RETRIES = 100  # checks of a key, if a writer moves something during each
 
 
@@ -157,7 +156,7 @@ def _twins(shape: CuckooShape, fingerprints: Table, first: I64, second: I64) -> 
 def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     """Add digests, spill those with too many twins, and return the indices of those for which there was no room."""
     table = slots_of(filter)
-    unplaced, crowded = [np.empty(0, np.int64)], False
+    unplaced = [np.empty(0, np.int64)]
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         places = _place(filter.layout, low[chunk], high[chunk])
@@ -168,10 +167,7 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
             _spill(filter, *_of(places, left[shared]))
             left = _fill_pairs(table, places, left[~shared])
         left = _move(filter, table, places, left)
-        if not crowded:
-            left = _make_room(filter, places, left)
-            crowded = bool(len(left)) and filter.fill > _CROWDED
-        unplaced.append(start + left)
+        unplaced.append(start + _make_room(filter, places, left))
     return np.concatenate(unplaced)
 
 

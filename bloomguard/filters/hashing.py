@@ -133,7 +133,11 @@ class KeyHash:
         if not isinstance(keys, (bytes, bytearray, memoryview)):
             keys = list(keys)
             if keys and hasattr(keys[0], "__index__"):  # also a scalar of numpy
-                return self.words(_integers(keys))
+                try:
+                    integers = np.fromiter(keys, np.int64, len(keys))
+                except (OverflowError, TypeError, ValueError) as error:
+                    raise InvalidShape(f"keys have to be signed integers of at most 64 bits: {error}") from error
+                return self.words(integers)
             if set(map(len, keys)) - {self.width}:
                 wrong = next(key for key in keys if len(key) != self.width)
                 raise InvalidShape(f"a key of {len(wrong)} bytes in a filter for keys of {self.width} bytes")
@@ -170,14 +174,6 @@ def _compiled(source: str) -> Callable[..., Callable[[Any], Any]]:
     exec(source, namespace)
     make: Callable[..., Callable[[Any], Any]] = namespace["make"]
     return make
-
-
-def _integers(keys: list[Any]) -> I64:
-    """Return a list of signed 64-bit integers as an array. Raises :class:`InvalidShape` for other values."""
-    try:
-        return np.fromiter(keys, np.int64, len(keys))
-    except (OverflowError, TypeError, ValueError) as error:
-        raise InvalidShape(f"keys have to be integers of at most 64 bits with their sign: {error}") from error
 
 
 def _murmur3_x64_128(words: U64, suffix: bytes, scratch: U64) -> tuple[U64, U64]:
