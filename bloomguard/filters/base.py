@@ -172,10 +172,7 @@ class Filter:
 
     def dump(self, stream: BinaryIO) -> int:
         """Write the frame to a binary stream; returns the bytes written."""
-        pieces = self._frame()
-        for piece in pieces:
-            stream.write(piece)
-        return sum(map(len, pieces))
+        return sum(stream.write(piece) for piece in self._frame())
 
     @classmethod
     def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:

@@ -192,10 +192,9 @@ class BloomFilter(PartitionedFilter):
         return cls.__new__(cls)._attach(shape, KeyHash(width, secret), data)
 
     @staticmethod
-    def growing(capacity: int, error_rate: float, hashes: int | None = None) -> BloomShape:
+    def growing(capacity: int, error_rate: float) -> BloomShape:
         """Return the shape whose error rate is at most ten times as high at twice ``capacity``; allocates nothing."""
-        if hashes is None:
-            hashes = sizing.growing_hashes(error_rate)
+        hashes = sizing.growing_hashes(error_rate)
         return BloomShape(capacity, float(error_rate), sizing.growing_sizes(capacity, error_rate, hashes))
 
     def _ready(self) -> None:

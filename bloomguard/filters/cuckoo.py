@@ -268,7 +268,7 @@ class CuckooFilter(BodyFilter):
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"
         left = cuckoo_table.place(self, low, high)
         if len(left):
-            cuckoo_table.spill(self, low[left], high[left])
+            cuckoo_table.spill(self, *cuckoo_table.places(self.layout, low[left], high[left]))
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         assert high is not None, "a cuckoo filter takes its fingerprints from the high part of the digest"

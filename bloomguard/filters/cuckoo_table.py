@@ -131,7 +131,7 @@ def slots_of(filter: CuckooFilter) -> Table:
     return cells.reshape(-1, SLOTS)
 
 
-def _place(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
+def places(shape: CuckooShape, low: U64, high: U64) -> tuple[Table, I64, I64]:
     """Return the fingerprints and the two buckets of digests, as :meth:`CuckooShape.place` does."""
     fingerprints = high >> np.uint64(64 - shape.bits)
     fingerprints[fingerprints == 0] = 1
@@ -159,15 +159,15 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     unplaced = [np.empty(0, np.int64)]
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        places = _place(filter.layout, low[chunk], high[chunk])
-        left = _not_spilled(filter, places, np.arange(len(places[0])))
-        left = _fill_pairs(table, places, left)
-        shared = _too_many(table, filter.layout, places, left)
+        found = places(filter.layout, low[chunk], high[chunk])
+        left = _not_spilled(filter, found, np.arange(len(found[0])))
+        left = _fill_pairs(table, found, left)
+        shared = _too_many(table, filter.layout, found, left)
         if shared.any():
-            _spill(filter, *_of(places, left[shared]))
-            left = _fill_pairs(table, places, left[~shared])
-        left = _move(filter, table, places, left)
-        unplaced.append(start + _make_room(filter, places, left))
+            spill(filter, *_of(found, left[shared]))
+            left = _fill_pairs(table, found, left[~shared])
+        left = _move(filter, table, found, left)
+        unplaced.append(start + _make_room(filter, found, left))
     return np.concatenate(unplaced)
 
 
@@ -222,12 +222,10 @@ def _move(filter: CuckooFilter, table: Table, places: tuple[Table, I64, I64], le
 
 def _make_room(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
     """Add the keys ``left``, whose buckets are full; return the indices of those without room, after some failures."""
+    waiting: list[int] = left.tolist()
     failed: list[int] = []
-    done = 0
-    for index in left.tolist():
-        if len(failed) == _FAILURES:
-            break
-        done += 1
+    while waiting and len(failed) < _FAILURES:
+        index = waiting.pop()
         fingerprint, first, second = (int(each[index]) for each in places)
         if filter._has_spilled(fingerprint, first):
             continue
@@ -236,7 +234,7 @@ def _make_room(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) 
             failed.append(index)
         else:
             filter._apply(writes)
-    return np.concatenate((np.array(failed, np.int64), left[done:]))
+    return np.array(failed + waiting, np.int64)
 
 
 def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
@@ -248,12 +246,8 @@ def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64
     return kept
 
 
-def spill(filter: CuckooFilter, low: U64, high: U64) -> None:
-    """Move digests, and their twins in the table, to the spill."""
-    _spill(filter, *_place(filter.layout, low, high))
-
-
-def _spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
+def spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
+    """Move keys with these places, and their twins in the table, to the spill."""
     filter.spill.add_digests(_twins(filter.layout, fingerprints, first, second))
     filter._moves[0] = count_move(filter._moves[0]) | SPILLED
     table = slots_of(filter)
@@ -285,7 +279,7 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
     found = np.zeros(len(low), bool)
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        fingerprints, first, second = _place(filter.layout, low[chunk], high[chunk])
+        fingerprints, first, second = places(filter.layout, low[chunk], high[chunk])
         left = np.arange(len(first))
         for _ in range(RETRIES):
             before = filter._moves[0]

@@ -62,17 +62,14 @@ class Layout:
     ) -> Layout:
         """Return the layout of a filter of ``kind`` for ``capacity`` keys; allocates nothing.
 
-        ``options`` depend on the kind: ``hashes`` for "bloom"; ``fingerprint_bits`` for "cuckoo" (default 32, as
-        discards need distinct fingerprints); ``low``, ``high`` and ``overflow`` for "bitmap". Raises
-        :class:`InvalidShape`, and :class:`TooLarge` for more than :data:`MAX_BYTES` in total.
+        ``options`` depend on the kind: ``fingerprint_bits`` for "cuckoo" (default 32, as discards need distinct
+        fingerprints); ``low``, ``high`` and ``overflow`` for "bitmap". Raises :class:`InvalidShape`, and
+        :class:`TooLarge` for more than :data:`MAX_BYTES` in total.
         """
         if kind == "cuckoo":
             options.setdefault("fingerprint_bits", 32)
         held = KINDS[kind]
-        try:
-            shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
-        except TypeError as error:
-            raise InvalidShape(f"options {options!r} for a {kind} filter: {error}") from error
+        shape, shards = held.plan(capacity, error_rate, shard_bytes=shard_bytes, **options)
         if shape.body_bytes * shards > MAX_BYTES or shards > MAX_SHARDS:
             raise TooLarge(
                 f"{capacity:,} keys at {error_rate:.3g} take {shape.body_bytes * shards:,} bytes in {shards:,} shards "

@@ -157,7 +157,6 @@ def test_a_guard_that_discards_gets_wide_fingerprints():
     [
         ({"kind": "bitmap"}, "low is None and high is None"),
         ({"kind": "bitmap", "low": 5, "high": 4}, r"the range \[5, 4\] is empty"),
-        ({"kind": "bloom", "colour": 1}, "options {'colour': 1} for a bloom filter"),
         ({"kind": "bitmap", "low": 1, "high": 9, "key_hash": KeyHash(16)}, "keys of width 16; an exact bitmap takes"),
         ({"capacity": 0}, "capacity is 0"),
         ({"error_rate": 2}, "error_rate is 2"),
