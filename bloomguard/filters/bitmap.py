@@ -244,11 +244,7 @@ class ExactBitmap(BodyFilter):
         return self.locate_many(self.layout, 1, self.key_hash, keys)[1:]
 
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
-        outside = low >= np.uint64(self.layout.span)
-        if outside.any():
-            self.overflow.add_digests(low[outside] & np.uint64(MASK60))
-            low = low[~outside]
-        bulk.set_at(np.frombuffer(self.body, np.uint8), low.view(np.int64))
+        bulk.set_at(np.frombuffer(self.body, np.uint8), self.layout.positions_many(low))
 
     def contains_digests(self, low: U64, high: U64 | None = None) -> NDArray[np.bool_]:
         inside = low < np.uint64(self.layout.span)
