@@ -160,8 +160,8 @@ def place(filter: CuckooFilter, low: U64, high: U64) -> I64:
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
         found = places(filter.layout, low[chunk], high[chunk])
-        left = _not_spilled(filter, found, np.arange(len(found[0])))
-        left = _fill_pairs(table, found, left)
+        left = np.arange(len(found[0]))
+        left = _fill_pairs(table, found, left[~_spilled(filter, found, left)])
         shared = _too_many(table, filter.layout, found, left)
         if shared.any():
             spill(filter, *_of(found, left[shared]))
@@ -237,13 +237,11 @@ def _make_room(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) 
     return np.array(failed + waiting, np.int64)
 
 
-def _not_spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> I64:
-    """Return those of the indices ``left`` whose twins have not spilled."""
+def _spilled(filter: CuckooFilter, places: tuple[Table, I64, I64], left: I64) -> NDArray[np.bool_]:
+    """Return which of the keys ``left`` have spilled."""
     if filter._moves[0] < SPILLED:
-        return left
-    twins = _twins(filter.layout, *_of(places, left))
-    kept: I64 = left[~filter.spill.contains_digests(twins)]
-    return kept
+        return np.zeros(len(left), bool)
+    return filter.spill.contains_digests(_twins(filter.layout, *_of(places, left)))
 
 
 def spill(filter: CuckooFilter, fingerprints: Table, first: I64, second: I64) -> None:
@@ -279,19 +277,17 @@ def contains(filter: CuckooFilter, low: U64, high: U64) -> NDArray[np.bool_]:
     found = np.zeros(len(low), bool)
     for start in range(0, len(low), _CHUNK):
         chunk = slice(start, start + _CHUNK)
-        fingerprints, first, second = places(filter.layout, low[chunk], high[chunk])
+        keys = fingerprints, first, second = places(filter.layout, low[chunk], high[chunk])
         left = np.arange(len(first))
         for _ in range(RETRIES):
             before = filter._moves[0]
             wanted = fingerprints[left][:, None]
             here = (table[first[left]] == wanted).any(axis=1)
             here |= (table[second[left]] == wanted).any(axis=1)
+            if before >= SPILLED:
+                here[~here] = _spilled(filter, keys, left[~here])
             found[start + left[here]] = True
             left = left[~here]
-            if before >= SPILLED:
-                unspilled = _not_spilled(filter, (fingerprints, first, second), left)
-                found[start + np.setdiff1d(left, unspilled, assume_unique=True)] = True
-                left = unspilled
             if not len(left) or filter._moves[0] == before:
                 break
         else:
