@@ -105,20 +105,18 @@ class LogOnce:
 
     def error(self, error: Exception, message: str, *args: object) -> None:
         """Log ``error`` with the traceback; ``message`` and ``args`` as for :meth:`logging.Logger.error`, no IDs."""
-        kind = (type(error), message, *args)
-        if kind not in self._logged:
-            self._logged.add(kind)
-            logger.error(message, *args, exc_info=error)
+        self.log(logging.ERROR, message, *args, error=error)
 
     def warning(self, message: str, *args: object) -> None:
         """:meth:`log` a warning."""
         self.log(logging.WARNING, message, *args)
 
-    def log(self, level: int, message: str, *args: object) -> None:
-        """Log ``message`` once with these ``args``, and without a traceback: that may contain an ID."""
-        if (message, *args) not in self._logged:
-            self._logged.add((message, *args))
-            logger.log(level, message, *args)
+    def log(self, level: int, message: str, *args: object, error: Exception | None = None) -> None:
+        """Log ``message`` once with these ``args``, and without an ``error`` no traceback: that may contain an ID."""
+        kind = (type(error), message, *args)
+        if kind not in self._logged:
+            self._logged.add(kind)
+            logger.log(level, message, *args, exc_info=error)
 
     def forget(self) -> None:
         """Forget what was logged, as in a new process."""

@@ -19,6 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..filters.bulk import np
+from ..verdicts import AMBIGUOUS, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision
 from .fields import LONGEST_NUMBER, kind_of, own_conversions, own_methods, python_type_of, value_field
 
 if TYPE_CHECKING:
@@ -57,6 +58,15 @@ class OutOfRange(ValueError):
 
 class NoScope(ValueError):
     """It is not certain in which scope the row is: a request passes, a written row fences the guard."""
+
+
+def decision_for(error: Exception) -> Decision:
+    """Map an exception of a key maker, or of a check, to a decision."""
+    if isinstance(error, NoScope):
+        return AMBIGUOUS
+    if isinstance(error, (Unkeyable, Uncertain)):
+        return UNKEYABLE
+    return OUT_OF_RANGE if isinstance(error, OutOfRange) else ERROR
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from django.db.models.sql import Query
 
 from ..exceptions import ConfigurationError
 from ..filters.layout import KINDS
-from .conditions import Unstable, as_text, fields_of, refusal_reasons
+from .conditions import as_text, fields_of, refusal_reasons
 from .fields import form_of, is_djangos, is_own_sql, own_methods, parts_of, value_field
 from .keys import OF_THE_TEXT, KeyMaker, Scoped, plain, scope_of
 from .places import Place
@@ -120,10 +120,7 @@ class GuardMeta:
         self.keys  # noqa: B018  # raises for fields that cannot be a key
         columns = ",".join(f"{field.column}:{form_of(field)}" for field in self.fields)
         normalize = type(guard).normalize.__qualname__
-        try:
-            alive = as_text(guard.alive)
-        except Unstable:  # refusal_reasons() reports it as well
-            alive = ""
+        alive = as_text(guard.alive)
         # Discarding a key is only safe if every process counts its adds.
         counted = "|counted" if self.discards else ""
         # No filter is built for such a condition; one that another release has built must not be queried.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from django.db.models import Q
@@ -23,30 +22,20 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-@dataclass(frozen=True)
-class Mistake:
-    """A value that an option cannot have: ``reason`` continues after the guard's name, ``id`` is that of the check.
-
-    ``decides_keys``: the option decides what a key means, or where the filter is, so that no filter can be trusted.
-    """
-
-    id: str
-    reason: str
-    cure: str
-    decides_keys: bool
-
-
-class _Option(NamedTuple):
+class Option(NamedTuple):
     """``takes(value)`` returns whether the value is possible, or raises :class:`ValueError` with the reason if not.
 
-    ``instead`` lets requests pass; ``wants`` is the cure.
+    ``id`` is that of the check; ``instead`` lets requests pass. ``decides_keys``: the option decides what a key means,
+    or where the filter is, so that with a mistake no filter can be trusted. ``reason`` is given to the option of a
+    mistake, and continues after the guard's name.
     """
 
     id: str
     takes: Callable[[Any], object]
     instead: Any
-    wants: str
+    cure: str
     decides_keys: bool = False
+    reason: str = ""
 
 
 def _is_text(value: Any) -> bool:
@@ -88,45 +77,45 @@ def _one_of(*values: Any) -> Callable[[Any], bool]:
 NAME = re.compile(r"[a-z][a-z0-9_.-]{0,99}")
 _SIZE = "Remove the line to use the default"
 _OPTIONS = {
-    "name": _Option(
+    "name": Option(
         "bloomguard.W118", lambda value: _is_text(value) and bool(NAME.fullmatch(value)), "misnamed",
         "Begin with a lower-case letter; up to 99 lower-case letters, digits, dots, dashes and underscores may follow",
         True,
     ),
-    "lookup": _Option(
+    "lookup": Option(
         "bloomguard.W101", lambda value: _is_text(value) or _is_list(value, _is_text), "pk",
         "Name a field, as in lookup = 'slug', or several: lookup = ('country', 'slug')", True,
     ),
-    "alive": _Option("bloomguard.W118", _is_condition, Q(), "Write alive = Q(deleted=False)", True),
-    "store": _Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
-    "filter": _Option(
+    "alive": Option("bloomguard.W118", _is_condition, Q(), "Write alive = Q(deleted=False)", True),
+    "store": Option("bloomguard.W103", _is_text, "default", "Name one of BLOOMGUARD['STORES']", True),
+    "filter": Option(
         "bloomguard.W111", _one_of("auto", "bloom", "bitmap", "cuckoo"), "auto",
         "Set one of 'auto', 'bloom', 'bitmap', 'cuckoo'; a bitmap can only contain integers and dates", True,
     ),
-    "sync": _Option(
+    "sync": Option(
         "bloomguard.W112", _one_of("statements", "signals"), "statements", "Set one of 'statements', 'signals'", True
     ),
-    "scope": _Option(
+    "scope": Option(
         "bloomguard.W118", _one_of(None, "database", "schema"), None,
         "Set 'schema' if each tenant has a schema, 'database' for shards or a database for each tenant", True,
     ),
-    "normalize": _Option("bloomguard.W118", _is_function, None, "Write def normalize(self, value): return ...", True),
-    "routes": _Option(
+    "normalize": Option("bloomguard.W118", _is_function, None, "Write def normalize(self, value): return ...", True),
+    "routes": Option(
         "bloomguard.W102", _are_routes, (),
         "Write routes = ['city-detail'], routes = {'city-detail': 'kwarg'} or routes = 'auto'",
     ),
-    "methods": _Option("bloomguard.W118", _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
-    "mode": _Option("bloomguard.W114", _one_of("enforce", "shadow"), "shadow", "Set one of 'enforce', 'shadow'"),
-    "public": _Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
-    "lookups": _Option("bloomguard.W116", _one_of(True, False), False, "Set True or False; lookup names the field"),
-    "applies": _Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
-    "error_rate": _Option("bloomguard.W104", check_error_rate, 0.001, _SIZE),
-    "capacity": _Option("bloomguard.W104", lambda value: value is None or check_capacity(value), None, _SIZE),
+    "methods": Option("bloomguard.W118", _are_methods, (), "Write methods = ['GET', 'HEAD'], in capitals"),
+    "mode": Option("bloomguard.W114", _one_of("enforce", "shadow"), "shadow", "Set one of 'enforce', 'shadow'"),
+    "public": Option("bloomguard.W118", _one_of(True, False, None), False, "Set True, False or None"),
+    "lookups": Option("bloomguard.W116", _one_of(True, False), False, "Set True or False; lookup names the field"),
+    "applies": Option("bloomguard.W118", _is_function, None, "Write def applies(self, request): return ..."),
+    "error_rate": Option("bloomguard.W104", check_error_rate, 0.001, _SIZE),
+    "capacity": Option("bloomguard.W104", lambda value: value is None or check_capacity(value), None, _SIZE),
 }  # fmt: skip
 
 
-def correct(guard: Guard) -> list[Mistake]:
-    """Give ``guard`` a harmless value for each option that has an impossible one; return the mistakes."""
+def correct(guard: Guard) -> list[Option]:
+    """Give ``guard`` a harmless value for each option that has an impossible one; return these options."""
     mistakes = []
     for name, option in _OPTIONS.items():
         value = getattr(guard, name)
@@ -138,7 +127,7 @@ def correct(guard: Guard) -> list[Mistake]:
             reason = str(error)
         except Exception:  # noqa: S110  # of the value's own methods
             pass
-        mistakes.append(Mistake(option.id, reason, option.wants, option.decides_keys))
+        mistakes.append(option._replace(reason=reason))
         setattr(guard, name, option.instead)
     return mistakes
 

@@ -18,23 +18,10 @@ from ..state.active_filter import ActiveFilter
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS
 from ..state.row import Copy, State
 from ..stores import Generation
-from ..verdicts import (
-    ABSENT,
-    AMBIGUOUS,
-    DISABLED,
-    ERROR,
-    LEASE,
-    MAYBE,
-    OUT_OF_RANGE,
-    SHADOW,
-    UNKEYABLE,
-    WRITING,
-    Decision,
-    Verdict,
-)
+from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, LEASE, MAYBE, SHADOW, WRITING, Decision, Verdict
 from . import counters, spot_checks
 from .counters import listeners, notify
-from .keys import NoScope, OutOfRange, Uncertain, Unkeyable
+from .keys import decision_for
 from .places import in_a_thread, leads_to, needs_orm_thread
 from .short_check import ShortCheck, short_check
 from .unadded import unadded
@@ -309,12 +296,3 @@ async def _arenew(table: states.StateTable) -> None:
         renewal.add_done_callback(lambda _: _renewals.pop(place, None))
         patience = CONNECT_SECONDS + READ_SECONDS
     await asyncio.wait({renewal}, timeout=patience)
-
-
-def decision_for(error: Exception) -> Decision:
-    """Map an exception of a key maker, or of a check, to a decision."""
-    if isinstance(error, NoScope):
-        return AMBIGUOUS
-    if isinstance(error, (Unkeyable, Uncertain)):
-        return UNKEYABLE
-    return OUT_OF_RANGE if isinstance(error, OutOfRange) else ERROR

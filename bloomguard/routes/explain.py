@@ -22,8 +22,7 @@ from ..filters import FilterError
 from ..guards import AUTO, Guard, registry
 from ..guards.fields import may_raise
 from ..guards.guard import has_own_applies
-from ..guards.keys import NoScope, Uncertain, unwrapped
-from ..guards.runtime import decision_for
+from ..guards.keys import NoScope, Uncertain, decision_for, unwrapped
 from ..lookups.query import concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
