@@ -45,7 +45,7 @@ class BloomGuardConfig(AppConfig):
         from . import checks  # noqa: F401
         from .guards import registry
         from .guards.counters import counts, log_if_wanted
-        from .guards.strayed import strayed
+        from .guards.doubts import strayed
         from .lookups import select
         from .metrics import flusher
         from .state.table import table

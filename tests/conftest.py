@@ -18,8 +18,8 @@ from django.db.models.signals import post_migrate
 
 from bloomguard.guards import registry, spot_checks
 from bloomguard.guards.counters import counts
+from bloomguard.guards.doubts import strayed
 from bloomguard.guards.places import schemas
-from bloomguard.guards.strayed import strayed
 from bloomguard.metrics import flusher
 from bloomguard.models import GuardState
 from bloomguard.process import log_once

@@ -24,7 +24,7 @@ from django.db import connections, router
 from ..process import log_once, own_lock, seconds
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS, DatabaseConnection, fetch_uncounted
 from ..state.identity import identity_of_file, path_of
-from .strayed import strayed
+from .doubts import strayed
 
 if TYPE_CHECKING:
     from django.db.models import Model

@@ -21,10 +21,10 @@ from ..stores import Generation
 from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, LEASE, MAYBE, SHADOW, WRITING, Decision, Verdict
 from . import counters, spot_checks
 from .counters import listeners, notify
+from .doubts import unadded
 from .keys import decision_for
 from .places import in_a_thread, leads_to, needs_orm_thread
 from .short_check import ShortCheck, short_check
-from .unadded import unadded
 
 if TYPE_CHECKING:
     from .guard import Guard

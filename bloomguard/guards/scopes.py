@@ -31,9 +31,9 @@ from django.db import connections, router
 from ..exceptions import StoreError
 from ..filters import FilterError
 from ..state.row import ARMED, State
+from .doubts import strayed
 from .keys import MARKS, NoScope, Scoped, marks_of, scope_of
 from .places import Place, databases_of, mirror_of, name_of_database
-from .strayed import strayed
 
 if TYPE_CHECKING:
     from ..stores import Generation

@@ -17,8 +17,7 @@ from ..exceptions import ConfigurationError
 from ..verdicts import ABSENT, MAYBE, Decision
 from . import spot_checks
 from .counters import drawn, listeners
-from .strayed import named, strayed
-from .unadded import unadded
+from .doubts import named, strayed, unadded
 
 if TYPE_CHECKING:
     from .guard import Guard

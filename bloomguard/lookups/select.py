@@ -24,9 +24,9 @@ from django.db.models.sql.constants import GET_ITERATOR_CHUNK_SIZE, MULTI, SINGL
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.counters import FALSE_POSITIVE
+from ..guards.doubts import strayed
 from ..guards.fields import EXACT, djangos_class
 from ..guards.scopes import DATABASE
-from ..guards.strayed import strayed
 from ..process import log_once
 from ..state.transactions import is_aborted
 from ..verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict

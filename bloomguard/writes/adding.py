@@ -14,9 +14,9 @@ from uuid import UUID
 from django.db import DEFAULT_DB_ALIAS, connections, models
 
 from ..guards import Guard
+from ..guards.doubts import unadded
 from ..guards.fields import kind_of, own_methods, value_field
 from ..guards.keys import NoScope, NotNormalized, unwrapped
-from ..guards.unadded import unadded
 from ..state.transactions import together
 from . import fencing, unknown_guards
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.db import connections, models
 
-from ..guards.unadded import unadded
+from ..guards.doubts import unadded
 from ..state.transactions import together
 from .idle import catching_up
 from .rows import Values, WrittenRows

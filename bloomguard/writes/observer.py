@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import Error
 
-from ..guards.unadded import unadded
+from ..guards.doubts import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:

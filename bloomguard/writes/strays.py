@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from ..guards.strayed import strayed
+from ..guards.doubts import strayed
 from ..process import log_once
 from .sql.tokens import MARK, UNKNOWN, WORD, Tokens, Unclear, tokens
 

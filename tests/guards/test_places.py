@@ -16,7 +16,7 @@ from bloomguard import get_or_load
 from bloomguard.checks.storage import check_filters
 from bloomguard.contrib.health import state_of
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import places, registry, runtime, strayed
+from bloomguard.guards import doubts, places, registry, runtime
 from bloomguard.guards.keys import NoScope
 from bloomguard.guards.places import databases_of
 from bloomguard.lookups import guarded_lookups
@@ -509,7 +509,7 @@ def test_a_temporary_table_that_hides_the_guards_is_not_answered_for(each_databa
     Product.objects.create(pk=1)
     with connection.cursor() as cursor:
         cursor.execute("CREATE TEMPORARY TABLE products_of_today AS SELECT id FROM shop_product")
-        assert connection.alias not in strayed.strayed
+        assert connection.alias not in doubts.strayed
         sql = made if made.startswith("DO") else f"CREATE {made} AS {{}}"
         cursor.execute(sql.format("shop_product", f"SELECT 7 AS id, name FROM {real}"))
 

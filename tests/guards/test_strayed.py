@@ -6,7 +6,7 @@ import pytest
 from django.db import connections
 
 from bloomguard.exceptions import RebuildError
-from bloomguard.guards import registry, strayed
+from bloomguard.guards import doubts, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import Verdict
@@ -21,7 +21,7 @@ def site(each_database, shop, monkeypatch):
     """The connection of a process that is no test run, with product 7 and a filter."""
     connection = connections[database.current]
     connection.ensure_connection()
-    monkeypatch.setattr(strayed, "is_test_run", lambda: False)
+    monkeypatch.setattr(doubts, "is_test_run", lambda: False)
     assert registry["product"].verdict(8) is Verdict.ABSENT
     return connection
 
@@ -55,7 +55,7 @@ def test_a_threads_connection_may_have_settings_of_its_own(site, monkeypatch, dj
 def test_an_alias_that_is_added_later_has_the_database_that_it_names_first(site, monkeypatch):
     """As a project does that reads its tenants from a table."""
     monkeypatch.setitem(connections.settings, "later", {"NAME": "first"})
-    known = strayed.Strayed()
+    known = doubts.Strayed()
     assert "later" not in known
     connections.settings["later"]["NAME"] = "second"
 
@@ -64,7 +64,7 @@ def test_an_alias_that_is_added_later_has_the_database_that_it_names_first(site,
 
 def test_a_test_run_may_replace_the_databases(site, monkeypatch):
     """Django's test runner does so after the start."""
-    monkeypatch.setattr(strayed, "is_test_run", lambda: True)
+    monkeypatch.setattr(doubts, "is_test_run", lambda: True)
     monkeypatch.setitem(site.settings_dict, "NAME", "test_another")
 
-    assert site.alias not in strayed.strayed
+    assert site.alias not in doubts.strayed

@@ -11,7 +11,7 @@ from django.db import connections, transaction
 
 from bloomguard import adding, aget_or_load, get_or_load
 from bloomguard.guards import registry
-from bloomguard.guards.unadded import unadded
+from bloomguard.guards.doubts import unadded
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.verdicts import WRITING, Verdict

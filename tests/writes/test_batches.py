@@ -8,7 +8,7 @@ import pytest
 from django.db import IntegrityError, connections, models, transaction
 
 from bloomguard.guards import registry
-from bloomguard.guards.unadded import unadded
+from bloomguard.guards.doubts import unadded
 from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED

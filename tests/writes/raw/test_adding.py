@@ -15,7 +15,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 from gazetteer.models import City
 
 from bloomguard.guards import registry
-from bloomguard.guards.unadded import unadded
+from bloomguard.guards.doubts import unadded
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.verdicts import Verdict

@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import errors, is_psycopg3
 from django.db.backends.postgresql.psycopg_any import sql as composing
 
 from bloomguard.guards import registry
-from bloomguard.guards.strayed import strayed
+from bloomguard.guards.doubts import strayed
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
 from bloomguard.verdicts import Verdict

@@ -1,19 +1,17 @@
-"""The aliases by which this process may read other rows than the filters were built from: no guard answers for them.
-
-After some statements a connection reads another table, see :mod:`bloomguard.writes.strays`. And a project may let an
-alias lead to another database while it runs, as for the tenant of each request. A filter belongs to the database that
-the settings name when Django starts; what the name means on a server, the state rows tell.
+"""What this process doubts: the aliases by which it may read other rows than the filters were built from, and the rows
+that it has written and that may be in no filter yet. Meanwhile no guard concerned answers ABSENT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from django.db import connections
 
-from ..process import is_test_run, log_once
+from ..process import is_test_run, log_once, own_lock
 
 _NAMES = "NAME", "HOST", "PORT"
 #: What names a database in its settings. Raises :class:`KeyError` if a project has added an alias without some.
@@ -21,7 +19,12 @@ named = itemgetter(*_NAMES)
 
 
 class Strayed:
-    """``alias in strayed``: no guard may answer by it."""
+    """``alias in strayed``: no guard may answer by it.
+
+    After some statements a connection reads another table, see :mod:`bloomguard.writes.strays`. And a project may let
+    an alias lead to another database while it runs, as for the tenant of each request. A filter belongs to the database
+    that the settings name when Django starts; what the name means on a server, the state rows tell.
+    """
 
     def __init__(self) -> None:
         #: Alias -> what :data:`named` its database first; ``None``: no guard answers by it in this process.
@@ -67,4 +70,34 @@ class Strayed:
         return True
 
 
-strayed = Strayed()
+class Unadded:
+    """The writers of this process whose rows may be in no filter yet, each with the names of the guards.
+
+    Only their own transaction sees such rows: in a block of ``adding`` before the keys are added, in ``bulk_create``
+    between its statements, and in a transaction whose fence of the guard is not committed yet. Which thread asks is not
+    compared: an async function asks in others for the same code. So meanwhile all requests of the process pass. A
+    writer that is gone counts no more.
+    """
+
+    def __init__(self) -> None:
+        #: Empty nearly always: look here first, as a call costs each blocked request something.
+        self.writers: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+        self._lock = own_lock(self, "_lock")
+
+    def begin(self, writer: object, names: Iterable[str]) -> None:
+        """Let the guards pass requests until :meth:`end` of ``writer``."""
+        with self._lock:
+            self.writers.setdefault(writer, set()).update(names)
+
+    def end(self, writer: object) -> None:
+        """All keys are added, or the rows are gone, or the fence is known to everyone."""
+        with self._lock:
+            self.writers.pop(writer, None)
+
+    def may_have(self, name: str) -> bool:
+        """Return whether there may be such a row of the guard ``name``."""
+        with self._lock:
+            return any(name in names for names in list(self.writers.values()))
+
+
+strayed, unadded = Strayed(), Unadded()
