@@ -49,25 +49,6 @@ def check_guards(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         text = f"{type(guard).__module__}.{type(guard).__name__}: another guard already has the name {guard.name!r}."
         hint = "Give one of them another name: name = ..."
         yield Warning(text, hint=hint, obj=guard.model, id="bloomguard.W107")
-    yield from _same_keys()
-
-
-def _same_keys() -> Iterator[CheckMessage]:
-    """Report guards that have the same keys and answer the same requests."""
-    first: dict[Any, Guard] = {}
-    for guard in registry:
-        other = guard
-        with suppress(Exception):  # of a mistake, which another check reports
-            keys, kind = guard._meta.definition.removeprefix(guard.name), type(guard)
-            model = guard.model._meta.concrete_model  # another one of this table has queries that this guard leaves
-            other = first.setdefault((model, keys, kind.applies, kind.scopes), guard)
-        if other is not guard:
-            yield warn(
-                guard,
-                "bloomguard.W046",
-                f"the guard {other.name!r} has the same rows and fields, so each write and each rebuild costs twice",
-                "Remove one of them, and give the other one its options.",
-            )
 
 
 def warn(guard: Guard, id: str, text: str, hint: str) -> Warning:

@@ -12,7 +12,6 @@ from django.core.checks import Tags, run_checks
 from django.core.checks.registry import registry as known_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, models
-from django.db.models import Q
 from django.test.utils import isolate_apps
 from django.urls import path
 from django.views import View
@@ -251,55 +250,6 @@ def test_two_guards_of_one_name(only):
     assert found == "bloomguard.W107"
     assert "SecondGuard: another guard already has the name 'mine'" in message
     assert "name = ..." in hint
-
-
-def test_two_guards_with_the_same_keys(only):
-    """Each write and each rebuild would be paid twice, whatever the lookup is called."""
-    only(Product, lookup="pk")
-    only(Product, lookup="id", name="by-id", mode="shadow")
-
-    found, message, hint = the_message()
-
-    assert found == "bloomguard.W046"
-    assert "the guard 'by-id': the guard 'mine' has the same rows and fields" in message
-    assert "Remove one of them" in hint
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"alive": Q(name="x")}, {"lookup": "name", "alive": Q(name="x")}, {"applies": lambda self, request: False}],
-    ids=["alive", "lookup", "applies"],
-)
-def test_two_guards_of_one_model(only, other):
-    """Other rows, other fields or other requests are a reason for a second guard."""
-    only(Product)
-    only(Product, name="second", **other)
-
-    assert "bloomguard.W046" not in [found for found, _, _ in messages()]
-
-
-def test_two_guards_of_two_models_of_one_table(only):
-    """No guard answers the queries of another model."""
-    with isolate_apps("tests.shop"):
-
-        class Twin(models.Model):
-            name = models.CharField(max_length=50)
-
-            class Meta:
-                app_label, db_table, managed = "shop", Product._meta.db_table, False
-
-    only(Product)
-    only(Twin, name="second")
-
-    assert "bloomguard.W046" not in [found for found, _, _ in messages()]
-
-
-def test_two_guards_of_different_tenants(only):
-    """Each leaves out those of the other one."""
-    only(Product, scope="database", scopes=lambda self: ["default"])
-    only(Product, scope="database", scopes=lambda self: ["other"], name="second")
-
-    assert "bloomguard.W046" not in [found for found, _, _ in messages()]
 
 
 def test_two_guards_whose_names_cannot_be_used(only):
