@@ -32,7 +32,7 @@ from .filters.bulk import one_by_one
 from .filters.hashing import KeyHash
 from .filters.layout import Layout
 from .guards import Guard, registry, spot_checks
-from .guards.short_check import short_check
+from .guards.runtime import short_check
 from .rebuild.sources import Sources
 from .routes.explain import LOOKUP, GuardAnswer, explain
 from .signals import request_blocked
@@ -353,7 +353,7 @@ def _replaced_filters(
                 block.enter_context(_replaced(guard._runtime, "unarmed", f"{type(error).__name__}: {error}"))
                 continue
             block.enter_context(_replaced(guard._runtime, "active_filter", made))
-            block.enter_context(_replaced(guard._runtime, "short", short_check(guard, guard._runtime)))
+            block.enter_context(_replaced(guard._runtime, "short", short_check(guard._runtime)))
         registry.plans.lookups.clear()
         yield
 

@@ -18,7 +18,7 @@ from django.utils import translation
 
 from .. import conf
 from ..guards import Guard
-from ..guards.short_check import Known
+from ..guards.runtime import Known
 from ..lookups.context import KNOWN, LookupContext
 from ..process import log_once
 from ..routes.middleware_place import are_passing

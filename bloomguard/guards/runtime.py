@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import sync_to_async
+from django.db import connections, router
 
 from ..conf import settings
 from ..exceptions import ConfigurationError
@@ -19,15 +20,21 @@ from ..state.connection import CONNECT_SECONDS, READ_SECONDS
 from ..state.row import Copy, State
 from ..stores import Generation
 from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, LEASE, MAYBE, SHADOW, WRITING, Decision, Verdict
-from . import counters, spot_checks
-from .counters import listeners, notify
-from .doubts import unadded
+from . import spot_checks
+from .counters import counts, drawn, listeners, notify
+from .doubts import named, strayed, unadded
 from .keys import decision_for
 from .places import in_a_thread, leads_to, needs_orm_thread
-from .short_check import ShortCheck, short_check
 
 if TYPE_CHECKING:
     from .guard import Guard
+
+#: What the guards of one request have decided: guard and key -> decision. ``None`` in place of a key: it has none.
+Known = dict[tuple["Guard", "bytes | None"], Decision]
+#: Limit of known decisions: a request checks few keys, but a block of guarded lookups may run for hours.
+MOST_KNOWN = 1_000
+#: ``check(known, value, absent)`` returns MAYBE, ABSENT or ``None``, and keeps the decision in ``known``.
+ShortCheck = Callable[..., "Decision | None"]
 
 
 class GuardRuntime:
@@ -41,7 +48,7 @@ class GuardRuntime:
         #: What the last ABSENT rested on: :attr:`ActiveFilter.last_check`, the leased state row, the database to read.
         self.last_absent: tuple[Any, State | None, str] = (None, None, "")
         #: The counters of this process.
-        self.counters = counters.counts.of(guard.name)
+        self.counters = counts.of(guard.name)
 
     @cached_property
     def active_filter(self) -> ActiveFilter:
@@ -89,8 +96,8 @@ class GuardRuntime:
 
     @cached_property
     def short(self) -> ShortCheck:
-        """The short check, which decides most values: see :mod:`bloomguard.guards.short_check`."""
-        return short_check(self._guard, self)
+        """The short check, which decides most values."""
+        return short_check(self)
 
     def decide(self, value: Any) -> Decision:
         """Return the verdict on ``value`` with its reason.
@@ -103,7 +110,7 @@ class GuardRuntime:
         """Do :meth:`decide` after the short check decided nothing; pass the ``key`` if you have made it already."""
         if not settings.is_enabled:
             return DISABLED
-        began = perf_counter_ns() if counters.drawn() else 0
+        began = perf_counter_ns() if drawn() else 0
         try:
             if key is None:
                 key = self.key(value)
@@ -151,7 +158,7 @@ class GuardRuntime:
         """Async :meth:`decide`: await the store's network calls, and query the database in a thread."""
         if not settings.is_enabled:
             return DISABLED
-        began = perf_counter_ns() if counters.drawn() else 0
+        began = perf_counter_ns() if drawn() else 0
         try:
             if key is None:
                 if self._guard.scope is not None:
@@ -278,6 +285,74 @@ class GuardRuntime:
     def log_once(self, error: Exception) -> None:
         """Log an error of a type that this guard has not logged yet."""
         log_once.error(error, "bloomguard: guard %s passes requests because of an internal error", self._guard.name)
+
+
+def short_check(runtime: GuardRuntime) -> ShortCheck:
+    """Return the check of one value that decides nearly every request, by what this process has.
+
+    That is the generation that was checked last, in memory or on its disk, and for ABSENT what the last ABSENT rested
+    on. In any other case it decides nothing, and the guard is asked in full. It never raises; with ``absent=False`` it
+    decides nothing but MAYBE. ABSENT may query the database, for a spot check. So it is not for an event loop.
+
+    Hot path: the rest of the request has filled the processor's caches, so each call and each object on the way costs
+    a microsecond: all of them are bound here. MAYBE needs no lease (:mod:`bloomguard.state.active_filter`). Of a guard
+    with a ``scope`` it knows nothing: the key depends on the connection.
+    """
+    guard = runtime._guard
+    try:
+        active, counters, key_of = runtime.active_filter, runtime.counters, guard._meta.keys.key
+    except ConfigurationError:  # a system check reports it, or it is over at the next check
+
+        def begin_again(known: Known, value: Any, absent: bool = True) -> None:
+            vars(runtime).pop("short", None)
+
+        return begin_again
+    if guard.scope is not None:
+        return lambda known, value, absent=True: None
+    cache, model = active.negative_cache, guard.model
+
+    def check(known: Known, value: Any, absent: bool = True) -> Decision | None:
+        asked = active.last_check
+        if asked is None or active.is_remote or listeners or not settings.is_enabled:
+            return None
+        try:
+            key = key_of(value)
+            place = guard, key
+            decision = known.get(place)
+            if decision is not None:
+                return MAYBE if decision is MAYBE else None
+            began = perf_counter_ns() if drawn() else 0
+            if asked[1](key):
+                if hash(key) in cache.marks:
+                    return None
+                decision = MAYBE
+            elif absent:
+                # All that the last ABSENT rested on is the same. The lease is checked after the filter.
+                last, row, alias = runtime.last_absent
+                if (
+                    last is not asked
+                    or guard.mode != "enforce"
+                    or active.table.lease(guard.name) is not row
+                    or router.db_for_read(model) != alias
+                    or named(connections.settings[alias]) != strayed.databases.get(alias)
+                    or (unadded.writers and unadded.may_have(guard.name))
+                ):
+                    return None
+                decision = ABSENT
+            else:
+                return None
+        except Exception:  # the full check meets the same error, and handles it
+            return None
+        if began:
+            counters.time(began)
+        if decision is ABSENT and spot_checks.drawn():
+            decision = spot_checks.checks.check(guard, value)
+        counters[decision.reason]()
+        if len(known) < MOST_KNOWN:
+            known[place] = decision
+        return decision
+
+    return check
 
 
 #: The read of the state rows that is under way for each event loop.

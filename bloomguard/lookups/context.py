@@ -21,7 +21,7 @@ from ..guards import Guard
 from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
 from ..guards.keys import OutOfRange
 from ..guards.places import in_a_thread
-from ..guards.short_check import MOST_KNOWN, Known
+from ..guards.runtime import MOST_KNOWN, Known
 from ..process import log_once
 from ..verdicts import MAYBE, Decision, Verdict
 

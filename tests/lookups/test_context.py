@@ -21,7 +21,7 @@ from rest_framework import serializers
 from rest_framework.generics import RetrieveAPIView
 
 from bloomguard.decorators import guarded
-from bloomguard.guards import registry, short_check
+from bloomguard.guards import registry, runtime
 from bloomguard.guards.counters import listeners
 from bloomguard.lookups import context
 from bloomguard.lookups.context import LookupContext, contexts, guarded_lookups
@@ -513,7 +513,7 @@ def test_a_server_is_asked_once_for_an_absent_row(shop, monkeypatch):
 @pytest.mark.parametrize("ask_", [LookupContext.ask, async_to_sync(LookupContext.aask)])
 def test_a_context_knows_few_answers(shop, monkeypatch, ask_):
     """A block may run for hours: past a limit a key is asked for each time."""
-    for module in (short_check, context):
+    for module in (runtime, context):
         monkeypatch.setattr(module, "MOST_KNOWN", 2)
     Product.objects.bulk_create(Product(pk=pk) for pk in range(11, 15))
 

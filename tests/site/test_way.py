@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 
 from bench.requests import GUARDED, ROUTE, handler, requests
-from bloomguard.guards import short_check, spot_checks
+from bloomguard.guards import runtime, spot_checks
 from tests.shop.models import Article, Product, Short
 from tests.support.guarding import registered
 from tests.support.ways import way_of
@@ -20,7 +20,7 @@ def test_a_request_that_is_blocked_at_its_route_takes_few_calls(build, monkeypat
     """15 calls in 8 files, with 12 changes of file, at most. The clock is a call, too; here it is the test's."""
     Product.objects.create(pk=7)
     build("product")
-    for draws in (short_check, spot_checks):
+    for draws in (runtime, spot_checks):
         monkeypatch.setattr(draws, "drawn", repeat(False).__next__)
     way = way_of(partial(requests(handler(GUARDED), ROUTE % "", "404"), 8))
 
