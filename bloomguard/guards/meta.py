@@ -261,7 +261,7 @@ def with_parents(model: type[models.Model]) -> Iterable[type[models.Model]]:
 
 
 def _columns_of(due: list[Any]) -> set[Any]:
-    """Return the fields of columns that the fields ``due`` consist of, or are computed from."""
+    """Return the fields ``due``, and those that they are computed from; raises :class:`FieldDoesNotExist`."""
     found: set[Any] = set()
     while due:
         field = due.pop()
@@ -269,12 +269,9 @@ def _columns_of(due: list[Any]) -> set[Any]:
             continue
         if getattr(field, "generated", False):
             due += _generated_from(field)
-        if getattr(field, "fields", None):  # several columns in one
-            due += field.fields
-        elif not getattr(field, "column", None):
+        if not getattr(field, "column", None):
             raise FieldDoesNotExist(field.name)
-        else:
-            found.add(field)
+        found.add(field)
     return found
 
 
