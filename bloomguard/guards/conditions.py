@@ -16,9 +16,9 @@ from decimal import Decimal
 from typing import Any
 
 from django.core.exceptions import FieldDoesNotExist
-from django.db.models import Field, Model, Q, QuerySet, Value, lookups
+from django.db.models import Field, Model, Q, QuerySet, lookups
 from django.db.models.constants import LOOKUP_SEP
-from django.db.models.expressions import Col, ExpressionList, F
+from django.db.models.expressions import Col, F
 from django.db.models.fields import related_lookups
 from django.db.models.sql import Query
 from django.db.models.sql.query import get_children_from_q  # type: ignore[attr-defined]
@@ -177,22 +177,19 @@ def _doubt_of_query(model: type[Model], path: str, value: Any) -> str:
     if len(query.where.children) != 1:
         return "is not a single comparison"
     compared: Any = query.where.children[0]
-    left: Any = getattr(compared, "lhs", None)
     right: Any = getattr(compared, "rhs", None)
-    parts = [each for each in right.flatten() if type(each) is not ExpressionList] if hasattr(right, "flatten") else []
-    for each in (left, *parts):  # F("at__year") is the year in the current time zone
-        if type(each) is not Col and (each is left or type(each) is not Value):
+    columns: list[Any] = [getattr(compared, "lhs", None), *([right] if hasattr(right, "resolve_expression") else [])]
+    for each in columns:  # F("at__year") is the year in the current time zone
+        if type(each) is not Col:
             return f"compares a computed value, {type(each).__name__}"
     if type(compared) in NULL:
         return ""
-    for each in (left, *parts):
-        if type(each) is Col and (doubt := _doubt_of_field(each.target)):
+    for each in columns:
+        if doubt := _doubt_of_field(each.target):
             return doubt
-    family = family_of(left.target)
-    for each in parts:  # the text in a Value is the database's to read: for PostgreSQL, "today" is another day tomorrow
-        field = each._output_field_or_none
-        if field is not None and family_of(field) != family:
-            return f"compares a {family} with a {family_of(field)}"
+    family, other = family_of(columns[0].target), family_of(columns[-1].target)
+    if family != other:
+        return f"compares a {family} with a {other}"
     if type(compared) in EQUAL or (type(compared) in ORDER and family in _ORDERED):
         return ""
     return f"compares a {family} by {type(compared).__name__}, whose result depends on more than the row"
@@ -203,7 +200,7 @@ def _doubt_of_value(value: Any) -> str:
     for each in values:
         if type(each) is F and each is value:
             continue
-        constant = each.value if isinstance(each, (enum.Enum, Value)) else each
+        constant = each.value if isinstance(each, enum.Enum) else each
         if isinstance(constant, (datetime.date, datetime.time)):
             return f"has the {type(constant).__name__} {constant}, which may be the time of the process's start"
         if constant is not None and not isinstance(constant, CONSTANTS):
