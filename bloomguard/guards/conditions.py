@@ -120,11 +120,8 @@ def _words(value: Any) -> str:
         return f"{{{', '.join(sorted(map(_words, value)))}}}"
     if isinstance(value, (list, tuple, range)):
         return f"[{', '.join(map(_words, value))}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(sorted(f'{_words(key)}: {_words(each)}' for key, each in value.items()))}}}"
-    if hasattr(value, "deconstruct") and not isinstance(value, Model):
-        path, args, kwargs = value.deconstruct()[-3:]  # of an expression; a field gives its name first
-        return f"{path}{_words(args)}{_words(kwargs)}"
+    if type(value) is F:
+        return f"django.db.models.F[{value.name!r}]{{}}"  # type: ignore[attr-defined]
     return type(value).__name__  # its str() may query the database; `refusal_reasons` reports it
 
 
