@@ -22,8 +22,6 @@ from ..routes.openness import is_admin
 from ..routes.patterns import patterns_named
 from ..routes.table import guarded_routes, table_for
 
-#: Databases whose catalogue shows whether a column compares different texts as equal; `check_columns` reads it.
-_ASKED = ("postgresql", "sqlite", "mysql")
 OPTIONS = tuple(name for name in Guard.__annotations__ if hasattr(Guard, name) and not name.startswith("_"))
 #: Names that other libraries have for an option.
 _OTHER_NAMES = {
@@ -155,12 +153,10 @@ def equality(guard: Guard, field: models.Field[Any, Any]) -> Iterator[CheckMessa
     target = value_field(field)
     collation = getattr(target, "db_collation", None)
     alias = alias_of(guard)
-    vendor = connections[alias].vendor if alias else _ASKED[0]  # without a database, nothing is known of its columns
-    if collation and collation not in EXACT_COLLATIONS and vendor != "postgresql":  # its catalogue says which are exact
+    # The catalogue of PostgreSQL says which are exact. Without a database, nothing is known of its columns.
+    is_known = alias and connections[alias].vendor != "postgresql"
+    if is_known and collation and collation not in EXACT_COLLATIONS:
         text = f"{field.name!r} has the collation {collation!r}, by which different texts may be equal"
-        yield warn(guard, "bloomguard.W106", text, CURE)
-    elif vendor not in _ASKED and kind_of(field) == "text":
-        text = f"{field.name!r} is text in {vendor}, which may compare different texts as equal"
         yield warn(guard, "bloomguard.W106", text, CURE)
     if own := own_conversions(field):
         or_else = ", or add normalize(self, value) to the guard" if kind_of(field) == "text" else ""

@@ -177,20 +177,6 @@ def test_a_collation_of_postgresql_is_looked_up_there(only):
         assert messages() == []
 
 
-def test_a_database_that_compares_without_case_needs_a_normaliser(only, monkeypatch):
-    """Of a database whose columns are not read text needs a normaliser."""
-    from django.db import connection
-
-    monkeypatch.setattr(connection, "vendor", "oracle")
-    only(Article, lookup="slug")
-
-    found, message, hint = the_message()
-
-    assert found == "bloomguard.W106"
-    assert "the guard 'mine': 'slug' is text in oracle" in message
-    assert "normalize" in hint
-
-
 class ShoutingField(models.CharField):
     def get_prep_value(self, value):
         return str(value).upper()
