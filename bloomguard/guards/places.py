@@ -329,5 +329,4 @@ class Place:
         names = self._loose(using)
         if not names:
             return ()
-        with connection.wrap_database_errors:
-            return fetch_uncounted(connection, _MEANT, [names])
+        return fetch_uncounted(connection, _MEANT, [names])

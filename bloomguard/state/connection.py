@@ -47,13 +47,13 @@ IS_DURABLE = "current_setting('synchronous_commit') <> 'off' AND current_setting
 
 
 def fetch_uncounted(connection: Any, sql: str, *parameters: Sequence[Any]) -> Sequence[Any]:
-    """Execute ``sql`` and return its rows by the driver's cursor. Raises the driver's exceptions.
+    """Execute ``sql`` and return its rows by the driver's cursor. Raises Django's exceptions.
 
     Django's cursor would count and log it as a query of the project.
     """
     connection.close_if_health_check_failed()  # as Django's cursor does first
     connection.ensure_connection()
-    with closing(connection.connection.cursor()) as cursor:
+    with connection.wrap_database_errors, closing(connection.connection.cursor()) as cursor:
         cursor.execute(sql, *parameters)
         return cursor.fetchall() if cursor.description else ()
 

@@ -237,19 +237,18 @@ class StateTable:
         connection: Any = connections[using]
         quote, table = self.connection.quote, GuardState._meta.db_table
         query = f"SELECT {', '.join(map(quote, COLUMNS))} FROM {quote(table)}"  # noqa: S608
-        with connection.wrap_database_errors:
-            if connection.vendor == "postgresql":  # where an error would end the project's transaction
-                is_visible, exists = fetch_uncounted(connection, _IS_THERE, (quote(table), table))[0]
-                if not exists:
-                    return {}  # not migrated yet
-                if not is_visible:
-                    raise OperationalError(f"the search_path of the connection {using!r} hides the state rows")
-            try:
-                found = fetch_uncounted(connection, query)
-            except connection.Database.Error as error:
-                if "no such table" in str(error) or error.args[:1] == _NO_TABLE:
-                    return {}
-                raise
+        if connection.vendor == "postgresql":  # where an error would end the project's transaction
+            is_visible, exists = fetch_uncounted(connection, _IS_THERE, (quote(table), table))[0]
+            if not exists:
+                return {}  # not migrated yet
+            if not is_visible:
+                raise OperationalError(f"the search_path of the connection {using!r} hides the state rows")
+        try:
+            found = fetch_uncounted(connection, query)
+        except DatabaseError as error:
+            if "no such table" in str(error) or error.args[:1] == _NO_TABLE:
+                return {}
+            raise
         along: dict[str, Any] = {"here": self.connection.here}
         return {row[0]: State(*row, **along) for row in found}
 

@@ -112,8 +112,7 @@ def is_durable(connection: Any) -> bool:
         return True  # only a crash of the host loses it, and the next boot changes the database's identity
     if connection.vendor != "postgresql":
         return False
-    with connection.wrap_database_errors:
-        return bool(fetch_uncounted(connection, f"SELECT {IS_DURABLE}")[0][0])
+    return bool(fetch_uncounted(connection, f"SELECT {IS_DURABLE}")[0][0])
 
 
 #: The locks for which a reader or a writer of another connection waits, and those of a transaction with locked rows.
@@ -131,16 +130,14 @@ def locks_table(connection: Any, table: str, modes: Sequence[str] = _WHOLE) -> b
     """
     if connection.vendor != "postgresql" or not is_under_way(connection) or is_aborted(connection):
         return False
-    with connection.wrap_database_errors:
-        return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table), list(modes))))
+    return bool(fetch_uncounted(connection, _LOCKS, (connection.ops.quote_name(table), list(modes))))
 
 
 def lock_file(connection: Any, table: str) -> None:
     """Take SQLite's write lock before the first read: a transaction that has read may fail if it has to wait for it."""
     with connection.cursor():  # as for Django's statement: a closed connection has an error of its own
         connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        fetch_uncounted(connection, f"DELETE FROM {connection.ops.quote_name(table)} WHERE 0")  # noqa: S608
+    fetch_uncounted(connection, f"DELETE FROM {connection.ops.quote_name(table)} WHERE 0")  # noqa: S608
 
 
 def together(connection: Any, *, undo: bool = False, alone: bool = False) -> AbstractContextManager[None]:

@@ -257,8 +257,7 @@ def needs_writers_connection(table: StateTable, name: str, using: str) -> bool:
     if connection.vendor != "postgresql":  # each of its statements reads what is committed by then
         return may_omit_reads(connection) and not has_changed_rows(connection)
     parameters = bool(_pending_fences(using)), connection.ops.quote_name(GuardState._meta.db_table)
-    with connection.wrap_database_errors:
-        return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
+    return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
 
 
 def has_locked_row(table: StateTable, name: str, using: str) -> bool:

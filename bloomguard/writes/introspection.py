@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from django.db import Error
+
 from ..state.connection import fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
@@ -23,7 +25,7 @@ from .sql.words import EXTENSIONS
 
 
 def load(connection: Any) -> Catalogue:
-    """Load the catalogue by ``connection``. Raises the driver's exceptions."""
+    """Load the catalogue by ``connection``. Raises Django's exceptions."""
     catalogue = Catalogue()
     reader = _READERS.get(connection.vendor)
     if reader is not None:  # no filter is built from any other database
@@ -38,7 +40,7 @@ def has_temporary_triggers(connection: Any) -> bool:
         return False
     try:
         return bool(fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
-    except connection.Database.Error:
+    except Error:
         return True
 
 
@@ -159,7 +161,7 @@ def _types(table: str, connection: Any) -> dict[str, str]:
         if len(rows) != 1 or re.search(r"\b(?:COLLATE|STRICT)\b", rows[0][0], re.IGNORECASE):
             return {}
         columns = fetch_uncounted(connection, "SELECT name, type FROM pragma_table_info(?, 'main')", [table])
-    except connection.Database.Error:
+    except Error:
         return {}
     return {name.lower(): re.sub(r"\d", "", kind).lower() for name, kind in columns}
 

@@ -94,8 +94,7 @@ def _is_read_committed_by_default(connection: Any) -> bool:
     now = seconds()
     found, until = _defaults.get(connection.alias, (False, 0.0))
     if until <= now:
-        with connection.wrap_database_errors:
-            level = fetch_uncounted(connection, "SHOW default_transaction_isolation")[0][0]
+        level = fetch_uncounted(connection, "SHOW default_transaction_isolation")[0][0]
         found = level in ("read committed", "read uncommitted")
         _defaults[connection.alias] = found, now + _DEFAULT_SECONDS
     return found

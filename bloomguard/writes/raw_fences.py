@@ -102,7 +102,7 @@ def _may_lock_state_rows(connection: Any) -> bool:
         return False
     try:
         return any(name not in ("main", "temp") for _, name, _ in fetch_uncounted(connection, "PRAGMA database_list"))
-    except connection.Database.Error:
+    except Error:
         return True
 
 

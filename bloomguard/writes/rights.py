@@ -44,8 +44,7 @@ def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *,
     if connection.vendor == "mysql":
         return _may_read_mysql(connection, table, columns, cache.refusals)
     if changes_role(connection):
-        with connection.wrap_database_errors:
-            role = fetch_uncounted(connection, "SELECT current_user")[0][0]
+        role = fetch_uncounted(connection, "SELECT current_user")[0][0]
     asked = table, verb, reads, role
     refused = cache.refusals.get(asked)
     if refused is None:
@@ -83,8 +82,7 @@ def _may_read_mysql(connection: Any, table: str, columns: set[str], known: dict[
     if asked not in known and columns:
         names = ", ".join(map(quote, asked[1:]))
         try:
-            with connection.wrap_database_errors:
-                fetch_uncounted(connection, f"SELECT {names} FROM {quote(table)} WHERE FALSE")  # noqa: S608
+            fetch_uncounted(connection, f"SELECT {names} FROM {quote(table)} WHERE FALSE")  # noqa: S608
             known[asked] = frozenset()
         except DatabaseError as error:
             if not is_denied(error):

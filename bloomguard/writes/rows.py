@@ -157,7 +157,7 @@ def highest_key(compiler: Any) -> int | None:
     key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
     sql = f"SELECT ({_GENERATED}), COALESCE(MAX({key}), 0) FROM {table}"  # noqa: S608
     try:
-        generated, highest = _fetch(connection, sql, [meta.db_table, meta.pk.column])[0]
+        generated, highest = fetch_uncounted(connection, sql, [meta.db_table, meta.pk.column])[0]
     except DatabaseError as error:
         if not is_denied(error):
             raise
@@ -186,7 +186,7 @@ def _unreturned(tracked: TrackedTable, compiler: Any, rows: Values, highest: int
         # The last ID, which is 0 if MySQL has generated none.
         return WrittenRows(rows, link, stored=False) if rows and rows[0][0] else None
     key, table = map(connection.ops.quote_name, (meta.pk.column, meta.db_table))
-    found = _fetch(connection, f"SELECT {key} FROM {table} WHERE {key} > %s", [highest])  # noqa: S608
+    found = fetch_uncounted(connection, f"SELECT {key} FROM {table} WHERE {key} > %s", [highest])  # noqa: S608
     values = list(compiler.apply_converters(found, compiler.get_converters([meta.pk.get_col(meta.db_table)])))
     return WrittenRows(values, "" if tracked.fields == fields and not tracked.link else link, stored=True)
 
@@ -197,11 +197,6 @@ def _primary_keys(compiler: Any, fields: Fields) -> Values:
         return ()
     keys = [tuple(getattr(instance, field.attname) for field in fields) for instance in compiler.query.objs]
     return () if any(value is None or hasattr(value, "resolve_expression") for key in keys for value in key) else keys
-
-
-def _fetch(connection: Any, *query: Any) -> Any:
-    with connection.wrap_database_errors:
-        return fetch_uncounted(connection, *query)
 
 
 def more_to_return(
