@@ -79,7 +79,7 @@ class TransactionObserver:
         for known in [known for known in connection.execute_wrappers if isinstance(known, cls)]:
             if not known.has_lost_connection and has_begun(connection):
                 return known
-            known.give_up()  # its connection, or its transaction, has ended
+            known._end(committed=False)  # its connection, or its transaction, has ended
         return None
 
     @classmethod
@@ -108,15 +108,15 @@ class TransactionObserver:
         """Run one statement."""
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
-        may_commit = self.commit_fences is not None and not (isinstance(sql, str) and _never_commits(sql))
-        if may_commit:
-            self._before_commit()
+        never_commits = isinstance(sql, str) and (_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
+        fences = None if never_commits else self.commit_fences
+        self._before_commit(fences)
         try:
             result = execute(sql, params, many, context)
         except BaseException as error:
             self._undo()  # some errors roll back all of it, and an interrupted statement may be done or not
-            if may_commit and (not isinstance(error, Error) or is_over(self.connection)):
-                self._after_commit()  # the database may have committed it, and its answer was lost
+            if fences is not None and (not isinstance(error, Error) or is_over(self.connection)):
+                fences.after_commit()  # the database may have committed it, and its answer was lost
             raise
         self.note_executed(sql if isinstance(sql, str) else "; COMMIT")
         return result
@@ -134,7 +134,7 @@ class TransactionObserver:
     def _has_ended_unseen(self) -> bool:
         """Return whether the transaction was ended past Django, or with its connection; then end this."""
         if self.has_lost_connection:
-            self.give_up()
+            self._end(committed=False)
         elif self._has_begun and is_over(self.connection):  # by a backend's own ``rollback``, or the driver's
             self._undo()
             self._end(committed=True)  # it may have been
@@ -147,14 +147,10 @@ class TransactionObserver:
         self.pending_deletes.clear()
         self.catalogue = None
 
-    def _before_commit(self) -> None:
+    def _before_commit(self, fences: CommitFences | None) -> None:
         """Set the fences of the COMMIT, before each statement that may be one. Raises :class:`StoreError`."""
-        if self.commit_fences is not None and not is_aborted(self.connection):
-            self.commit_fences.before_commit()
-
-    def _after_commit(self) -> None:
-        if self.commit_fences is not None:
-            self.commit_fences.after_commit()
+        if fences is not None and not is_aborted(self.connection):
+            fences.before_commit()
 
     def commit(self) -> None:
         """Commit by the connection's own ``_commit``."""
@@ -163,7 +159,7 @@ class TransactionObserver:
             commit()
             return
         try:
-            self._before_commit()
+            self._before_commit(self.commit_fences)
             self._committing()
         except BaseException:
             self.connection.rollback()  # as Django does if the COMMIT fails
@@ -172,7 +168,8 @@ class TransactionObserver:
             commit()
         except BaseException:  # the database may have committed it, and its answer was lost
             self._undo()
-            self._after_commit()
+            if self.commit_fences is not None:
+                self.commit_fences.after_commit()
             raise
         # As `commit()` does it next: whatever ends the wait now, such as Ctrl-C, the project's hooks are due.
         self.connection.run_commit_hooks_on_set_autocommit_on = True
@@ -182,11 +179,11 @@ class TransactionObserver:
         """Roll back by the connection's own ``_rollback``."""
         self._undo()  # first: if it raises an exception, it may be done
         self._own["_rollback"]()
-        self.give_up()
+        self._end(committed=False)
 
     def close(self) -> None:
         """Close by the connection's own ``_close``: the database rolls back."""
-        self.give_up()
+        self._end(committed=False)
         self._own["_close"]()
 
     def set_autocommit(self, autocommit: bool) -> None:
@@ -211,21 +208,15 @@ class TransactionObserver:
         ):
             self.pending_deletes.clear()
 
-    def give_up(self) -> None:
-        """End this: the whole transaction was rolled back."""
-        self._end(committed=False)
-
     def _end(self, *, committed: bool) -> None:
         if self in self.connection.execute_wrappers:
             self.connection.execute_wrappers.remove(self)
         methods = vars(self.connection)
         for name, mine in _REPLACED.items():
-            if methods.get(name) != getattr(self, mine):
-                continue  # the project has replaced it since, and may put this one back
-            if name in self._replaced:
-                methods[name] = self._replaced[name]
-            else:
+            if methods.get(name) == getattr(self, mine):  # else the project has replaced it, and may put this one back
                 del methods[name]
+                if name in self._replaced:
+                    methods[name] = self._replaced[name]
         ended, self.ended = self.ended, []
         for call in ended:
             call()
@@ -256,7 +247,3 @@ def has_changed_rows(connection: Any) -> bool:
     """Return whether the open transaction is known to have changed state rows, and not by a fence."""
     observer = TransactionObserver.of(connection)
     return observer is not None and observer.has_changed_rows and not observer.pending_fences
-
-
-def _never_commits(sql: str) -> bool:
-    return bool(_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
