@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ class _Blocks(threading.local):
     """The open blocks of this thread, by guard and database."""
 
     def __init__(self) -> None:
-        self.open: dict[tuple[Guard, str], Adding] = {}
+        self.open: dict[tuple[Guard, str], Adding | None] = {}
 
 
 _blocks = _Blocks()
@@ -102,12 +103,11 @@ def _values(guard: Guard, row: Any) -> Sequence[Any]:
         if not set(names) <= set(row):
             raise ValueError(f"adding() got no value of {', '.join(sorted(set(names) - set(row)))}")
         return [row[name] for name in names]
-    if not is_row and len(names) == 1:
-        return [row]
-    if not is_row or len(row) != len(names):
-        length = f"{type(row).__name__} of {len(row)}" if is_row else type(row).__name__
-        raise ValueError(f"adding() takes {len(names)} values of a row ({', '.join(names)}), not a {length}")
-    return list(row)
+    values = list(row) if is_row else [row]
+    if len(values) != len(names):
+        given = f"{len(values)} ({type(row).__name__})"
+        raise ValueError(f"adding() takes {len(names)} values of a row ({', '.join(names)}), not {given}")
+    return values
 
 
 def _check_class(field: models.Field[Any, Any], kind: str | None, value: Any) -> None:
@@ -117,10 +117,8 @@ def _check_class(field: models.Field[Any, Any], kind: str | None, value: Any) ->
         is_accepted = not isinstance(value, (list, tuple, bytes, bytearray, memoryview))
     else:
         is_accepted = isinstance(value, _CLASSES.get(kind, ())) and not isinstance(value, datetime.datetime)
-        if kind == "integer" and isinstance(value, float):
-            is_accepted = value.is_integer()  # else it is rounded, or cut
-        elif kind == "integer" and isinstance(value, Decimal):
-            is_accepted = value.is_finite() and value == value.to_integral_value()
+        if kind == "integer" and isinstance(value, (float, Decimal)):  # one with a fraction is rounded, or cut
+            is_accepted = math.isfinite(value) and value == int(value)
     if not is_accepted:
         raise ValueError(f"a {type(value).__name__} is not a value of {field}")
 
@@ -155,10 +153,7 @@ def adding(guard: Guard, using: str = DEFAULT_DB_ALIAS) -> Iterator[Adding]:
                 unadded.begin(block, [guard.name])
                 yield block
             finally:
-                if outer is None:
-                    _blocks.open.pop(key, None)
-                else:
-                    _blocks.open[key] = outer
+                _blocks.open[key] = outer
             if block.missing:
                 fencing.fence({guard: block.missing}, using)
         finally:
