@@ -96,12 +96,8 @@ class State:
                 f"its filter is in a store of the host {self.host}, and {here} has another of its own; if both serve "
                 "this site, use a store that all hosts share, else run rebuild_filter"
             )
-        if store.place:
-            return (
-                f"its filter was built in another store than {store.place}, or before this host was restarted; run "
-                "rebuild_filter"
-            )
-        return "its filter was built in another store, or before this one was restarted; run rebuild_filter"
+        other, this = (f"another store than {store.place}", "host") if store.place else ("another store", "one")
+        return f"its filter was built in {other}, or before this {this} was restarted; run rebuild_filter"
 
     @property
     def kept(self) -> str:
@@ -167,6 +163,67 @@ class Within(threading.local):
             self.read = before
             if before is None:
                 self.copy = NEVER
+
+
+#: Why a guard is fenced whose row was put back: what was written meanwhile may not be in its filter.
+PUT_BACK = "its state row was taken away and put back as it was before"
+
+
+class VanishedRows:
+    """What a process remembers of state rows that it has read and that are no longer there."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        #: Name -> when the row was missed, and the row. Until there is another one.
+        self._gone: dict[str, tuple[float, State]] = {}
+
+    def _missed(self, known: Rows, rows: Rows) -> dict[str, tuple[float, State]]:
+        now = self._clock()
+        return {name: (now, before) for name, before in known.items() if name not in rows and before.generations}
+
+    def added_to(self, rows: Rows, here: str, seconds: float, known: Rows | None = None) -> Rows:
+        """Return ``rows``, and a fenced row for each that vanished less than so many ``seconds`` ago.
+
+        Other processes may still answer by their copy of it. Later, writers add nothing for it. ``here``: the identity
+        of the database. ``known``: rows of the last read, if the writer's transaction sees others. It may not see a
+        first build, so what is missing there is not noted.
+        """
+        found, now = rows.copy(), self._clock()
+        # A copy: another thread, which reads the rows too, may change it meanwhile.
+        for name, (since, before) in {**self._gone, **self._missed(known or {}, rows)}.items():
+            if name not in rows and now - since < seconds:
+                fence = before.fenced_at if before.status == FENCED else f"vanished at {since}"
+                tables, definition = before.tables, before.definition
+                found[name] = State(name, 0, FENCED, fenced_at=fence, tables=tables, definition=definition, here=here)
+        return found
+
+    def put_back(self, known: Rows, rows: Rows, asked: float) -> list[str]:
+        """Return the names of ``rows`` that had vanished, or are older than in ``known``, and name the same filter.
+
+        A row that is older now may have been fenced before. ``known``: the rows of the last read. ``asked``: when this
+        read began.
+        """
+        self._gone.update(self._missed(known, rows))
+        found = []
+        for name, row in rows.items():
+            missed_at, before = self._gone.get(name, (asked, None))
+            if before and row.generations and missed_at <= asked:
+                self._gone.pop(name, None)
+            else:
+                before = known.get(name)
+                if before is None or row.version >= before.version or row.here != before.here:
+                    continue
+            if not set(before.generations).isdisjoint(row.generations):
+                found.append(name)
+        return found
+
+    def restart_clock(self) -> None:
+        """Date all of it anew: the clock went back."""
+        self._gone = {name: (self._clock(), before) for name, (_, before) in self._gone.items()}
+
+    def forget(self) -> None:
+        """Forget them, as in a new process."""
+        self._gone.clear()
 
 
 def all_stores(own: Store) -> Iterator[Store]:

@@ -23,8 +23,7 @@ from ..process import notice_fork, own_lock, seconds
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
-from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, Rows, State, Within, new_token
-from .vanished import PUT_BACK, VanishedRows
+from .row import ARMED, COLUMNS, FENCED, NEVER, PUT_BACK, Copy, Rows, State, VanishedRows, Within, new_token
 
 logger = logging.getLogger("bloomguard")
 
@@ -154,9 +153,11 @@ class StateTable:
         read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:
-                self.within.copy = Copy(now, self._with_vanished(self.copy.rows, read()))
+                rows = read()
             except DatabaseError:
                 return False
+            rows = self._vanished.added_to(rows, self._here, EXPIRY_SECONDS, known=self.copy.rows)
+            self.within.copy = Copy(now, rows)
             self._note_fences(self.within.copy)
         return True
 
@@ -198,10 +199,6 @@ class StateTable:
         rows = self._read()
         self._keep(Copy(asked, rows))
         return rows.get(name) or State(name, here=self._here)
-
-    def _with_vanished(self, known: Rows, rows: Rows) -> Rows:
-        """Return ``rows``, and for two leases a fenced row for each one of ``known`` that was deleted meanwhile."""
-        return {**rows, **self._vanished.fences(known, rows, self._here, EXPIRY_SECONDS)}
 
     def row(self, name: str) -> GuardState | None:
         """Return the whole state row, ``None`` if there is none. Raises :class:`DatabaseError`."""
@@ -260,10 +257,11 @@ class StateTable:
             if _is_forbidden(error):
                 return {}  # the guards of this test are cold
             raise
+        # Fenced before the next read: meanwhile writers may have added nothing.
+        put_back = self._vanished.put_back(known, rows, asked)
         if not self.connection.is_temporary:
-            # Fenced before the next read: meanwhile writers may have added nothing.
-            self.overdue.update(dict.fromkeys(self._vanished.put_back(known, rows, asked), PUT_BACK))
-        return self._with_vanished(known, rows)
+            self.overdue.update(dict.fromkeys(put_back, PUT_BACK))
+        return self._vanished.added_to(rows, self._here, EXPIRY_SECONDS)
 
     def _fetch(self) -> Rows:
         try:

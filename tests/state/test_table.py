@@ -468,14 +468,14 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
 def test_rows_may_vanish_while_another_thread_reads(table):
     """Each read looks through what has vanished, and notes more."""
 
-    fences = table._vanished._fences
+    gone = table._vanished._gone
 
     class Meanwhile(tuple):
         def __iter__(self):
-            fences[f"town-{len(fences)}"] = table.clock(), State("town", status=FENCED)
+            gone[f"town-{len(gone)}"] = table.clock(), State("town")
             return super().__iter__()
 
-    fences["city"] = Meanwhile((table.clock(), State("city", status=FENCED)))
+    gone["city"] = Meanwhile((table.clock(), State("city")))
 
     assert table.current("city").status == FENCED
 
