@@ -175,12 +175,10 @@ class StateConnection:
 
     def _run(self, sql: str, parameters: Sequence[Any], seconds: float) -> tuple[list[tuple[Any, ...]], int]:
         connection = self._open()
-        _connect(connection)
         if connection.vendor == "sqlite":
             # A reader waits briefly only: the writer may be the caller's own transaction, which waits for this read.
-            patience = (
-                READ_PATIENCE if seconds == READ_SECONDS else connection.settings_dict["OPTIONS"].get("timeout", 5)
-            )
+            usual = connection.settings_dict["OPTIONS"].get("timeout", 5)
+            patience = READ_PATIENCE if seconds == READ_SECONDS else usual
             with connection.wrap_database_errors:
                 connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
         with _cut_off(connection, seconds), connection.cursor() as cursor:
@@ -190,6 +188,7 @@ class StateConnection:
         return found
 
     def _open(self) -> BaseDatabaseWrapper:
+        """Return the connection, open. Raises :class:`OperationalError` for all that a backend may raise."""
         self.check_alias()
         configured = connections[self.alias].settings_dict
         current = self._connection
@@ -212,6 +211,12 @@ class StateConnection:
             self._used_at = self.clock()
             # Before the file is opened: if another file replaces it meanwhile, the next use notices.
             self._file = file_of(current)
+        try:
+            current.ensure_connection()
+        except (DatabaseError, InterfaceError, AssertionError):  # a test forbids queries by the last
+            raise
+        except Exception as error:
+            raise OperationalError(f"cannot connect to the database of the state rows: {error!r}") from error
         return current
 
     @property
@@ -273,7 +278,6 @@ class StateConnection:
         """Return whether the database has the table, or may have one. Raises :class:`DatabaseError`."""
         with self._locked(READ_SECONDS):
             connection = self._open()
-            _connect(connection)
             with _cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
                 if connection.vendor == "postgresql" and not hasattr(connection, "set_schema"):  # of tenants
                     cursor.execute(_IS_OR_MAY_BE_THERE, [name])
@@ -350,16 +354,6 @@ def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
 
     own.get_new_connection = get_new_connection
     return own
-
-
-def _connect(connection: BaseDatabaseWrapper) -> None:
-    """Connect, if need be. Raises :class:`OperationalError` for all that a backend of the project's own may raise."""
-    try:
-        connection.ensure_connection()
-    except (DatabaseError, InterfaceError, AssertionError):  # a test forbids queries by the last
-        raise
-    except Exception as error:
-        raise OperationalError(f"cannot connect to the database of the state rows: {error!r}") from error
 
 
 class TimedOut(OperationalError):
