@@ -26,8 +26,8 @@ _BEGINS_NONE = re.compile(
 _begun: set[str] = set()
 #: The databases to which this process has sent a statement that may change the level of their transactions.
 _changed: set[str] = set()
-#: The databases to which it has sent a statement that may change the role of a session.
-_roles: set[str] = set()
+#: Those to which it has sent a statement that may give a session another role than the one that it logs in with.
+changed_roles: set[str] = set()
 _SETS_ROLE = re.compile(
     r"\bSET\s+(?:LOCAL\s+|SESSION\s+)?(?:ROLE|SESSION\s+AUTHORIZATION)\b"
     r"|\bset_config\s*\(\s*(?:'(?:role|session_authorization)'|[^'\s])",
@@ -44,15 +44,12 @@ def note(text: str, connection: Any) -> None:
     """
     if connection.vendor == "mysql" and connection.alias not in _begun and not _BEGINS_NONE.fullmatch(text):
         _begun.add(connection.alias)
-    if connection.vendor == "postgresql" and connection.alias not in _roles and _SETS_ROLE.search(text):
-        _roles.add(connection.alias)
-    if not _may_change(text):
-        return
+    if connection.vendor == "postgresql" and connection.alias not in changed_roles and _SETS_ROLE.search(text):
+        changed_roles.add(connection.alias)
     if connection.vendor == "mysql" and connection.isolation_level:  # Django sends it to each new connection
-        own = f"SET SESSION TRANSACTION ISOLATION LEVEL {connection.isolation_level.upper()}"
-        if not _may_change(text.replace(own, "")):
-            return
-    _changed.add(connection.alias)
+        text = text.replace(f"SET SESSION TRANSACTION ISOLATION LEVEL {connection.isolation_level.upper()}", "")
+    if _may_change(text):
+        _changed.add(connection.alias)
 
 
 def _may_change(text: str) -> bool:
@@ -62,11 +59,6 @@ def _may_change(text: str) -> bool:
     # A fiftieth of the time that a pattern takes in many values. Columns have the last two names, too.
     names_one = "isolation" in lower or ("transaction" in lower and ("snapshot" in lower or "characteristics" in lower))
     return names_one and _SETS.search(text) is not None
-
-
-def changes_role(connection: Any) -> bool:
-    """Return whether the sessions of the alias may have another role than the one that they log in with."""
-    return connection.alias in _roles
 
 
 def is_by_hand(connection: Any) -> bool:

@@ -14,9 +14,9 @@ from ..guards import Guard
 from ..guards.meta import with_parents
 from ..state.connection import fetch_uncounted, is_denied
 from ..state.transactions import is_aborted
+from . import isolation
 from .consequences import current_cache
 from .introspection import undisturbed
-from .isolation import changes_role
 
 #: The events in ``pg_rewrite``; none that matters to a statement that only reads.
 _EVENTS = {"update": "2", "insert": "3", "select": "0", "lock": "0"}
@@ -43,12 +43,12 @@ def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *,
     connection.ensure_connection()
     if connection.vendor == "mysql":
         return _may_read_mysql(connection, table, columns, cache.refusals)
-    if changes_role(connection):
+    if connection.alias in isolation.changed_roles:
         role = fetch_uncounted(connection, "SELECT current_user")[0][0]
     asked = table, verb, reads, role
     refused = cache.refusals.get(asked)
     if refused is None:
-        refused = cache.refusals[asked] = frozenset(_refusals(connection, table, verb, reads))
+        refused = cache.refusals[asked] = _refusals(connection, table, verb, reads)
     return not refused or ("" not in refused and refused.isdisjoint(columns))
 
 
@@ -63,17 +63,17 @@ def may_read(connection: Any, guard: Guard, verb: str = "select") -> bool:
     return all(may_return(connection, table, fields, verb, reads=True) for table, fields in tables.items())
 
 
-def _refusals(connection: Any, table: str, verb: str, reads: bool) -> set[str]:
+def _refusals(connection: Any, table: str, verb: str, reads: bool) -> frozenset[str]:
     """Return the columns that cannot be returned; an empty name for all, also if the catalogue cannot be read."""
     name = connection.ops.quote_name(table)
     parameters = name, _EVENTS[verb], reads, name, verb == "lock", name, name
     try:
         with connection.wrap_database_errors, undisturbed(connection) as fetch:
-            return {column for (column,) in fetch(_REFUSALS, parameters)}
+            return frozenset(column for (column,) in fetch(_REFUSALS, parameters))
     except DatabaseError:
         if connection.connection is None or connection.connection.closed or is_aborted(connection):
             raise
-        return {""}
+        return frozenset({""})
 
 
 def _may_read_mysql(connection: Any, table: str, columns: set[str], known: dict[Any, frozenset[str]]) -> bool:

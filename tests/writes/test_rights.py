@@ -26,7 +26,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.fixture
 def role(role, monkeypatch):
     """The process has sent no SET ROLE yet."""
-    monkeypatch.setattr(isolation, "_roles", set())
+    monkeypatch.setattr(isolation, "changed_roles", set())
     return role
 
 
@@ -143,11 +143,11 @@ def test_a_session_that_changes_its_role(role, build, change):
 
 @on_postgresql
 def test_a_column_named_role_is_none(each_database, monkeypatch):
-    monkeypatch.setattr(isolation, "_roles", set())
+    monkeypatch.setattr(isolation, "changed_roles", set())
     for sql in ('UPDATE "user" SET "role" = %s', "SELECT role FROM raw", "SELECT set_config('app.tenant', '1', true)"):
         isolation.note(sql, connections["postgresql"])
 
-    assert not isolation.changes_role(connections["postgresql"])
+    assert not isolation.changed_roles
 
 
 @on_postgresql
