@@ -48,7 +48,13 @@ _PARAMETERS = 500
 _T = TypeVar("_T")
 
 
-def pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+def rows_by(rows: Any, path: str, values: Sequence[Any], *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns ``names`` of those of ``rows`` that have one of ``values`` at ``path``, as they are now."""
+    for some in _pages(values):
+        yield from fresh_rows(rows.filter(**{f"{path}__in": some}).order_by().values_list(*names))
+
+
+def _pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Split ``values``, by which rows are to be looked up, into those of one query each: a tuple has several."""
     size = _PARAMETERS // len(values[0]) if values and isinstance(values[0], tuple) else _PARAMETERS
     return (values[start : start + size] for start in range(0, len(values), size))
@@ -118,7 +124,7 @@ def _conflicting(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
     fields = [each.attname for each in query.unique_fields]
     unique = [tuple(getattr(row, name) for name in fields) for row in query.objs]
     every: Any = QuerySet(query.model, using=compiler.using).order_by().values(*names)
-    return map(every.filter, (reduce(or_, (Q(**dict(zip(fields, each))) for each in some)) for some in pages(unique)))
+    return map(every.filter, (reduce(or_, (Q(**dict(zip(fields, each))) for each in some)) for some in _pages(unique)))
 
 
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
@@ -141,7 +147,8 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     no_key = features.has_select_for_no_key_update and not isinstance(compiler.query, DeleteQuery)
     living = guard._meta.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
-        rows |= _values(guard, living.filter(**{f"{tracked.link or 'pk'}__in": some}))
+        found = living.filter(**{f"{tracked.link or 'pk'}__in": some}).order_by()
+        rows |= {row[0]: row[1:] for row in fresh_rows(found.values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1])}
         if len(rows) > MOST_ROWS:
             return Alive()
     if generation and guard.scope is not None and not guard._meta.scopes.has_written(compiler.using, generation):
@@ -160,20 +167,14 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     guard, alive = tracked.guard, before[tracked]
     after: dict[Any, tuple[Any, ...]] = {}
     for path, chosen in (("pk", list(alive.rows)), (written.link, list(map(unwrapped, written.values)))):
-        for some in pages(chosen):
-            after |= _values(guard, guard._meta.rows().using(using).filter(**{f"{path}__in": some}))
+        found = rows_by(guard._meta.rows().using(using), path, chosen, "pk", *guard._meta.attnames)
+        after |= {row[0]: row[1:] for row in found}
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
         discard = partial(guard._runtime.active_filter.discard, gone, alive.generation)
         TransactionObserver.ensure(connections[using]).pending_deletes.append(discard)
     return written._replace(values=list((now - was).elements()), link="", stored=True)
-
-
-def _values(guard: Guard, rows: QuerySet[Any]) -> dict[Any, tuple[Any, ...]]:
-    """Return primary key -> looked-up values, of at most ``MOST_ROWS`` + 1 rows."""
-    some = rows.order_by().values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1]
-    return {row[0]: row[1:] for row in fresh_rows(some)}
 
 
 def _keys(guard: Guard, using: str, values: Iterable[tuple[Any, ...]]) -> list[bytes]:

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError, connections, models
 from django.db.models.constants import OnConflict
 
-from ..guards import Guard
 from ..guards.fields import (
     INSERTED,
     is_djangos_compiler,
@@ -30,7 +29,6 @@ from ..guards.fields import (
 )
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted, is_denied
-from ..state.fresh_rows import fresh_rows
 from ..state.transactions import together
 from . import discards
 from .consequences import may_be_rewritten
@@ -75,7 +73,9 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     is_undone = tracked.historical and connection.vendor == "postgresql"
     try:
         with together(connection, undo=True) if is_undone else nullcontext():
-            found = _stored_rows(guard, using, written)
+            rows: Any = models.QuerySet(guard.model, using=using)
+            keys = [unwrapped(value) for value in written.values if None not in value]
+            found = list(discards.rows_by(rows, written.link, keys, *guard._meta.attnames))
     except DatabaseError as error:
         # In the middle of a migration a column may be missing, and MySQL needs no right to SELECT for an INSERT.
         if not tracked.historical and not is_denied(error):
@@ -87,16 +87,6 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     least = len(written.values) if is_mysql else 1
     is_elsewhere = written.link == "pk" and (is_mysql or not written.stored) and len(found) < least
     return None if is_elsewhere else WrittenRows(found, "", stored=True)
-
-
-def _stored_rows(guard: Guard, using: str, written: WrittenRows) -> Values:
-    rows: Any = models.QuerySet(guard.model, using=using).order_by()
-    keys = [unwrapped(value) for value in written.values if None not in value]
-    found: list[tuple[Any, ...]] = []
-    for page in discards.pages(keys):
-        some = rows.filter(**{f"{written.link}__in": page})
-        found += fresh_rows(some.values_list(*guard._meta.attnames))
-    return found
 
 
 # -- of an INSERT

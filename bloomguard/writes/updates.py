@@ -228,9 +228,7 @@ def _locked(compiler: Any) -> Values | None:
 def _are_all_there(compiler: Any, keys: Values) -> bool:
     """Whether each of the locked rows still has one of these primary keys."""
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
-    pages = discards.pages(list(map(unwrapped, keys)))
-    found = sum(1 for page in pages for _ in fresh_rows(rows.filter(pk__in=page).values_list("pk")))
-    return found == len(keys)
+    return len(list(discards.rows_by(rows, "pk", list(map(unwrapped, keys)), "pk"))) == len(keys)
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:
