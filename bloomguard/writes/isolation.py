@@ -7,7 +7,10 @@ with the first statement that reads, and at SERIALIZABLE the database compares w
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
+
+from django.db import connections
 
 from ..process import seconds
 from ..state.connection import fetch_uncounted
@@ -33,8 +36,7 @@ _SETS_ROLE = re.compile(
     r"|\bset_config\s*\(\s*(?:'(?:role|session_authorization)'|[^'\s])",
     re.IGNORECASE,
 )
-#: Database of PostgreSQL -> whether sessions have READ COMMITTED by default, and until when this is cached.
-_defaults: dict[str, tuple[bool, float]] = {}
+_READ_COMMITTED = ("read committed", "read uncommitted")
 
 
 def note(text: str, connection: Any) -> None:
@@ -77,16 +79,11 @@ def may_omit_reads(connection: Any) -> bool:
     if connection.vendor == "postgresql":
         if "isolation_level" in connection.settings_dict["OPTIONS"]:
             return connection.isolation_level.name in ("READ_COMMITTED", "READ_UNCOMMITTED")
-        return _is_read_committed_by_default(connection)
-    return connection.vendor == "mysql" and connection.isolation_level in ("read committed", "read uncommitted")
+        return _default_level(connection.alias, int(seconds() // _DEFAULT_SECONDS)) in _READ_COMMITTED
+    return connection.vendor == "mysql" and connection.isolation_level in _READ_COMMITTED
 
 
-def _is_read_committed_by_default(connection: Any) -> bool:
-    """Return whether PostgreSQL's sessions have READ COMMITTED; queried once a minute, which begins no snapshot."""
-    now = seconds()
-    found, until = _defaults.get(connection.alias, (False, 0.0))
-    if until <= now:
-        level = fetch_uncounted(connection, "SHOW default_transaction_isolation")[0][0]
-        found = level in ("read committed", "read uncommitted")
-        _defaults[connection.alias] = found, now + _DEFAULT_SECONDS
-    return found
+@lru_cache(maxsize=100)
+def _default_level(alias: str, minute: int) -> str:
+    """Return the level of PostgreSQL's sessions; queried once in each ``minute``, which begins no snapshot."""
+    return str(fetch_uncounted(connections[alias], "SHOW default_transaction_isolation")[0][0])

@@ -31,12 +31,12 @@ LEVELS = {
 def levels_are_known():
     consequences.caches.clear()  # which have the texts that were looked at before
     isolation._changed.clear()
-    isolation._defaults.clear()
+    isolation._default_level.cache_clear()
     isolation._begun.clear()
     yield
     isolation._begun.clear()
     isolation._changed.clear()
-    isolation._defaults.clear()
+    isolation._default_level.cache_clear()
 
 
 @contextmanager
