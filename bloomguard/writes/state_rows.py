@@ -9,7 +9,6 @@ from typing import Any
 from django.db import DatabaseError, connections
 from django.db.models.signals import pre_save
 from django.db.transaction import TransactionManagementError
-from django.utils import timezone
 
 from ..models import GuardState, deleting
 from ..state import table as states
@@ -38,9 +37,7 @@ def _loaded(instance: GuardState, using: str, raw: bool = False, **kwargs: Any) 
         known = GuardState.objects.using(using).filter(pk=instance.pk).first()
         held = held_by_hand(known) or held_by_hand(instance)
         instance.version = max(known.version if known else 0, instance.version) + 1
-        instance.status, instance.fenced_at = GuardState.Status.FENCED, timezone.now()
-        instance.reason = held or "its state row was loaded from a dump"
-        instance.standby, instance.standby_until, instance.building = "", None, ""
+        vars(instance).update(states.table.fenced_values(held or "its state row was loaded from a dump"))
 
 
 def _deleting(sender: type[GuardState], names: Iterable[str], using: str, **kwargs: Any) -> None:

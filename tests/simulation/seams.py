@@ -43,7 +43,7 @@ def install() -> None:
     from bloomguard.rebuild import locks, pages, rebuild, row_changes, standby
     from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
-    from bloomguard.writes import fencing, idle, state_rows, statements, unknown_guards
+    from bloomguard.writes import fencing, idle, statements, unknown_guards
 
     from .database import SimulatedRows
     from .world import World
@@ -57,7 +57,7 @@ def install() -> None:
     for module in (active_filter, state):
         _put(module, own_lock=lambda owner, name: threading.RLock())
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (locks, row_changes, standby, state, state_rows):
+    for module in (locks, row_changes, standby, state):
         _put(module, timezone=wall)
     _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
