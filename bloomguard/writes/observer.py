@@ -42,16 +42,14 @@ class TransactionObserver:
 
     Only of this connection, and until the transaction ends: transactions that need no observer pay nothing. Django's
     ``commit()`` and the like call those, whoever has got hold of them before, or has replaced them.
-
-    Pending deletes are applied only after a COMMIT that the database has acknowledged. They are dropped if the
-    transaction ends in any other way, or if an exception such as Ctrl-C leaves it open what the database has done.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self._own = {name: getattr(connection, name) for name in _REPLACED}
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
-        #: Discard keys of deleted rows after the COMMIT; dropped if their statements may have been rolled back.
+        #: Discard keys of deleted rows after a COMMIT that the database has acknowledged; dropped if an exception, such
+        #: as Ctrl-C, leaves that open, or if their statements may have been rolled back.
         self.pending_deletes: list[Callable[[], object]] = []
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}

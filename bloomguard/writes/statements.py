@@ -5,10 +5,9 @@ the key, and a rollback leaves one harmless false positive. Signals cannot guara
 ``QuerySet.update`` and historical models send none, and under autocommit ``post_save`` comes after the COMMIT. So the
 SQL compilers are wrapped. A statement of a model without a guard costs one dictionary lookup.
 
-:mod:`bloomguard.writes.rows` finds out which rows a statement wrote. If their keys cannot be found out, the guard is
-fenced. While all guards of a table are idle, its statements are sent unchanged. A filter that supports discard needs
-to know which rows are new and which are gone, see :mod:`bloomguard.writes.discards`. Every other filter may get a key
-a second time, and drops old keys at the next rebuild.
+:mod:`bloomguard.writes.rows` finds out which rows a statement wrote; if it cannot, the guard is fenced. A filter that
+supports discard needs to know which rows are new and which are gone, see :mod:`bloomguard.writes.discards`. Every other
+one may get a key a second time.
 """
 
 from __future__ import annotations
