@@ -73,18 +73,10 @@ def filesystem_of(path: str | os.PathLike[str]) -> str:
 _FLAGS = sum(getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NOFOLLOW", "O_NONBLOCK"))
 
 
-class NotPrivate(StoreError):
-    """Another user could have created or changed a file or folder of the store."""
-
-
-class OtherOwner(NotPrivate):
-    """A file or folder of the store belongs to another user, mostly because this process runs as a wrong one."""
-
-
 def open_private(path: Path, flags: int) -> int:
     """Open a regular file that belongs to this user or root, and return its descriptor; a new file gets mode 0600.
 
-    Raises :class:`NotPrivate` if other users could have written the file, and :class:`OSError`.
+    Raises :class:`StoreError` if other users could have written the file, and :class:`OSError`.
     """
     fd = os.open(path, flags | _FLAGS, 0o600)
     try:
@@ -131,7 +123,7 @@ def allocate(fd: int, size: int) -> None:
 
 
 def check_folder(path: Path, *, may_be_link: bool = False) -> None:
-    """Raise :class:`NotPrivate` unless ``path`` is a folder of this user or root; raises :class:`OSError`, too."""
+    """Raise :class:`StoreError` unless only this user or root can have written in ``path``; :class:`OSError`, too."""
     _check_owner(path, os.stat(path, follow_symlinks=may_be_link), stat.S_ISDIR)
 
 
@@ -141,12 +133,12 @@ def _check_owner(path: Path, about: os.stat_result, is_kind: Callable[[int], boo
     own = os.geteuid()
     if about.st_uid not in (0, own):
         # The cure for a shell of root is another than that for workers: a folder of root is of no use to them.
-        raise OtherOwner(
+        raise StoreError(
             f"{path} belongs to user {about.st_uid}, this process is user {own}: run it as user {about.st_uid}, or "
             "give the store's folder to the workers' user (chown -R)"
         )
     if about.st_mode & 0o022:
-        raise NotPrivate(
+        raise StoreError(
             f"{path} could have been written by others: {stat.filemode(about.st_mode)} of user {about.st_uid}; take "
             "write permission from group and others (chmod go-w)"
         )

@@ -26,7 +26,7 @@ from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
 from . import disk
 from .base import FindKeyHash, Generation, Store, bound
-from .disk import NotPrivate, OtherOwner, check_folder, fcntl, file_id, lock_file, opened_private
+from .disk import check_folder, fcntl, file_id, lock_file, opened_private
 from .frames import FrameGeneration, WriteLock
 from .pages import PAGE_BYTES, Page, add_to
 
@@ -270,17 +270,12 @@ class FileStore(Store):
         try:
             if self.path.exists():
                 check_folder(self.path, may_be_link=True)
-        except OtherOwner as error:
+        except (StoreError, OSError) as error:
             hint = (
-                "Run commands and shells as the user of the workers: a row that another user saves disables the guard."
+                "Run commands and shells as the user of the workers: a row that another user saves disables the guard. "
+                "Use a private folder: if this is a mount, a folder inside, which will be made."
             )
             return [Warning(f"the store {self.alias!r} is not used: {error}.", hint=hint, id="bloomguard.W037")]
-        except (NotPrivate, OSError) as error:
-            return self._warning(
-                f"is not used: {error}.",
-                "a private folder (to a folder inside, which will be made, if this is a mount).",
-                id="bloomguard.W037",
-            )
         kind = disk.filesystem_of(self.path)
         place = f"is on a file system of type {kind}, at {self.path}"
         if kind in disk.NETWORK:
