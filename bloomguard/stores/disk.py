@@ -40,7 +40,6 @@ NETWORK = frozenset([
     "fuse.grpcfuse", "fuse.vmhgfs-fuse",
 ])  # fmt: skip
 OVERLAY = frozenset(["overlay", "aufs", "fuse.fuse-overlayfs"])
-MEMORY = frozenset(["tmpfs", "ramfs"])
 
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage, Info, Warning
+from django.core.checks import CheckMessage, Warning
 
 from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters import CorruptFilter
@@ -291,10 +291,6 @@ class FileStore(Store):
                 "a volume of the host and run rebuild_filter there, or use a Redis store.",
                 id="bloomguard.W027",
             )
-        if kind in disk.MEMORY:
-            problem = f"the store {self.alias!r} {place}: its filters use memory and are lost by a restart."
-            hint = "Run rebuild_filter --if-needed at every start; until it has finished, every request passes."
-            return [Info(problem, hint=hint, id="bloomguard.I028")]
         return []
 
     def _warning(self, problem: str, path: str, id: str) -> list[CheckMessage]:

@@ -86,7 +86,6 @@ def test_the_kernel_is_understood(monkeypatch):
         ("cifs", "W026", "if the network fails", "on a local disk"),
         ("fuse.sshfs", "W026", "do not trust", "Redis store"),
         ("overlay", "W027", "lost with the container", "a volume of the host"),
-        ("tmpfs", "I028", "lost by a restart", "rebuild_filter --if-needed"),
     ],
 )
 def test_a_file_store_on_another_file_system(mounted, kind, identifier, text, cure):
@@ -102,8 +101,9 @@ def test_a_file_store_on_another_file_system(mounted, kind, identifier, text, cu
     assert not found.is_serious(level=40)  # that of an error
 
 
-def test_a_local_disk_is_fine(mounted):
-    """The disks of a host are what the file store is for."""
-    folder = mounted("ext4")
+@pytest.mark.parametrize("kind", ["ext4", "tmpfs"])
+def test_a_local_disk_is_fine(mounted, kind):
+    """The disks of a host are what the file store is for; after a reboot no filter is trusted, wherever it was."""
+    folder = mounted(kind)
 
     assert FileStore("mine", path=folder).check() == []
