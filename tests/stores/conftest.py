@@ -80,7 +80,7 @@ def wait_at_most(store: Any, seconds: float) -> None:
                 connection._sock.settimeout(seconds)
                 connection._parser._socket_timeout = seconds  # which older versions of redis-py set again
     link = store._async_reads
-    link._timeout, link._longest_connect = seconds, 6 * seconds
+    link._timeout = seconds
     link._connections.make_pool.keywords.update(times)
     for lines, _ in link._connections._made.values():
         lines.pool.connection_kwargs.update(times)

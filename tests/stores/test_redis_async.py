@@ -415,27 +415,6 @@ def test_a_loop_that_was_held_up_still_reads_its_replies(make_store, proxy, monk
     assert not store._reads.server.breaker._failures
 
 
-def test_a_loop_that_was_held_up_while_it_connects_blames_no_server(make_store, proxy, monkeypatch):
-    """Whoever waits for the connection passes, and nobody else: the breaker, which threads share, stays closed."""
-    store = make_store(proxy.url)
-    made = built(store)
-
-    async def held_up():
-        sleep = leap(monkeypatch)
-        proxy.mode, before = "late", proxy.received
-        tasks = [asyncio.create_task(made.amight_contain(key(NUMBERS[0]))) for _ in range(10)]
-        await soon(lambda: proxy.received >= before + 10)
-        sleep(361)  # more than all time limits together
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    found = asyncio.run(held_up())
-
-    assert ["was blocked" in str(each) for each in found] == [True] * 10
-    assert not store._reads.server.breaker._failures
-    proxy.mode = "pass"
-    assert made.might_contain(key(NUMBERS[0]))
-
-
 def test_tls_is_prepared_off_the_loop(make_store, monkeypatch):
     """The certificates of the system are read in a thread: it takes about as long as a connection has time."""
     store, prepare, threads = make_store("rediss://127.0.0.1:1/0"), RedisSSLContext.get, []

@@ -91,8 +91,6 @@ class AsyncLink:
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
         self._timeout = timeout
-        # Twice the sum of the limits of the connection, the login and the greeting, as Sentinels may be asked too.
-        self._longest_connect = 2 * (connect_timeout + 2 * timeout)
         self._connections = _PerLoop(partial(make_pool, **kwargs | {"redis_connect_func": self._connected}))
         self.server = server
 
@@ -133,27 +131,13 @@ class AsyncLink:
         try:
             if not is_open:
                 await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
-            await self._connect(own.pool, connection)
+                if (tls := getattr(connection, "ssl_context", None)) is not None:
+                    await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms of a timeout of 50
+            await own.pool.ensure_connection(connection)
         except BaseException:
             await connection.disconnect(nowait=True)
             raise
         return connection
-
-    async def _connect(self, pool: Any, connection: Any) -> None:
-        """Connect if needed. If the loop was blocked meanwhile, a timeout does not count against the server."""
-        if connection.is_connected:
-            await pool.ensure_connection(connection)
-            return
-        if (tls := getattr(connection, "ssl_context", None)) is not None:
-            await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._longest_connect
-        try:
-            await pool.ensure_connection(connection)
-        except redis.TimeoutError as error:
-            if loop.time() > deadline:
-                raise StoreUnavailable("the event loop was blocked while it connected") from error
-            raise
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
