@@ -7,8 +7,8 @@ would be read as the reply to the next command.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -157,7 +157,7 @@ class AsyncLink:
 
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
         replies: list[Any] = []
-        with _ReplyTimeout(connection, self._timeout) as timeout:
+        with _time_limit(connection, self._timeout):
             round_trip = RoundTrip(self.server, connection, commands)
             await connection.send_packed_command(round_trip.pieces)
             for _ in range(round_trip.expected):
@@ -165,17 +165,15 @@ class AsyncLink:
                     replies.append(await connection.read_response())
                 except redis.ResponseError as error:
                     replies.append(error)
-                timeout.renew()
         return round_trip.read(replies)
 
     async def _connected(self, connection: Any) -> None:
         """Log in with the user's options, then read the server's identity."""
-        # _ReplyTimeout allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for.
+        # _time_limit allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for.
         connection.socket_timeout = None
         try:
-            with _ReplyTimeout(connection, self._timeout) as timeout:
+            with _time_limit(connection, 2 * self._timeout):
                 await connection.on_connect()
-                timeout.renew()
                 asked, greeting = self.server.greeting()
                 await connection.send_packed_command(connection.pack_commands(greeting))
                 replies = [await connection.read_response() for _ in greeting]
@@ -185,40 +183,28 @@ class AsyncLink:
             raise
 
 
-class _ReplyTimeout:
-    """Context manager that closes the connection if no reply arrives for ``seconds``, and raises a timeout at exit."""
+@contextmanager
+def _time_limit(connection: Any, seconds: float) -> Iterator[None]:
+    """Close the connection if the block takes longer than ``seconds``, and raise a timeout in place of its error."""
+    loop, is_over = asyncio.get_running_loop(), False
+    timer: asyncio.TimerHandle
 
-    def __init__(self, connection: Any, seconds: float) -> None:
-        self._connection = connection
-        self._seconds = seconds
-        self._loop = asyncio.get_running_loop()
-        self._expired = False
+    def abort() -> None:
+        nonlocal is_over
+        is_over = True
+        if connection._writer is not None:
+            connection._writer.transport.abort()  # the task's pending read or write raises
 
-    def __enter__(self) -> _ReplyTimeout:
-        self.renew()
-        self._timer = self._loop.call_at(self._until, self._check)
-        return self
+    def wait_again() -> None:
+        nonlocal timer
+        timer = loop.call_later(_GRACE, abort)
 
-    def renew(self) -> None:
-        """Restart the timeout after a reply."""
-        self._until = self._loop.time() + self._seconds
-
-    def _check(self) -> None:
-        if self._loop.time() < self._until:
-            self._timer = self._loop.call_at(self._until, self._check)
-        else:
-            self._timer = self._loop.call_later(_GRACE, self._abort)
-
-    def _abort(self) -> None:
-        if self._loop.time() < self._until:
-            self._check()
-            return
-        self._expired = True
-        writer = self._connection._writer
-        if writer is not None:
-            writer.transport.abort()  # the task's pending read or write raises
-
-    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
-        self._timer.cancel()
-        if self._expired and not isinstance(error, asyncio.CancelledError):
+    timer = loop.call_later(seconds, wait_again)
+    try:
+        yield
+    except Exception as error:
+        if is_over:
             raise redis.TimeoutError("no reply in time") from error
+        raise
+    finally:
+        timer.cancel()
