@@ -109,8 +109,9 @@ class AsyncLink:
         await self._acquire(own.free)
         try:
             self.server.check()
-            connection = await self._connection(own)
+            connection = own.idle.pop() if own.idle else own.pool.make_connection()
             try:
+                await self._connect(own.pool, connection)
                 read = await self._talk(connection, commands)
             except BaseException:
                 await connection.disconnect(nowait=True)
@@ -122,22 +123,16 @@ class AsyncLink:
         finally:
             own.free.release()
 
-    async def _connection(self, own: _Connections) -> Any:
-        """Return a connection that no other task uses; see :meth:`.Link.connection`."""
-        connection = own.idle.pop() if own.idle else own.pool.make_connection()
+    async def _connect(self, pool: Any, connection: Any) -> None:
+        """Connect if needed; see :meth:`.Link.connection`."""
         is_open = connection.is_connected and not (connection._reader.at_eof() or connection._writer.is_closing())
         if is_open and not connection.bloomguard.is_old():
-            return connection
-        try:
-            if not is_open:
-                await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
-                if (tls := getattr(connection, "ssl_context", None)) is not None:
-                    await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms of a timeout of 50
-            await own.pool.ensure_connection(connection)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
-        return connection
+            return
+        if not is_open:
+            await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
+            if (tls := getattr(connection, "ssl_context", None)) is not None:
+                await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
+        await pool.ensure_connection(connection)
 
     async def _acquire(self, free: asyncio.Semaphore) -> None:
         if not free.locked():
@@ -171,16 +166,12 @@ class AsyncLink:
         """Log in with the user's options, then read the server's identity."""
         # _time_limit allows for a blocked loop. And redis-py's own timeout uses asyncio.wait_for.
         connection.socket_timeout = None
-        try:
-            with _time_limit(connection, 2 * self._timeout):
-                await connection.on_connect()
-                asked, greeting = self.server.greeting()
-                await connection.send_packed_command(connection.pack_commands(greeting))
-                replies = [await connection.read_response() for _ in greeting]
-                connection.bloomguard = self.server.read_greeting(replies, asked)
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+        with _time_limit(connection, 2 * self._timeout):
+            await connection.on_connect()
+            asked, greeting = self.server.greeting()
+            await connection.send_packed_command(connection.pack_commands(greeting))
+            replies = [await connection.read_response() for _ in greeting]
+            connection.bloomguard = self.server.read_greeting(replies, asked)
 
 
 @contextmanager
