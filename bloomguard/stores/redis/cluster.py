@@ -165,6 +165,10 @@ class ClusterLink:
             address = (host.decode() if host and host != b"?" else asked[0]), int(port)
             ranges.setdefault(address, []).append((first, last))
         self._nodes = tuple(ranges)
+        # Connections to addresses that no node has any more, as after the restart of a container, would stay half open.
+        for gone in set(self._links) - {*self._seeds, *ranges}:
+            with suppress(Exception):
+                self._links.pop(gone).close()
         answers = self._query([(Node(address), [("", ("PING",))]) for address in ranges])
         nodes = tuple(Node(address, identity) for address, (identity, _) in zip(ranges, answers))
         holders: list[Node | None] = [None] * REDIS_CLUSTER_HASH_SLOTS
@@ -189,24 +193,4 @@ class ClusterLink:
                 call.abandon()
 
     def _link(self, address: Address) -> Link:
-        link = self._links.get(address)
-        if link is None:
-            self._close_gone()
-            link = self._links.setdefault(address, self._make_link(address))
-        return link
-
-    def _close_gone(self) -> None:
-        """Close the links to addresses that no node has any more, as after the restart of a container.
-
-        Otherwise their connections stay half open.
-        """
-        known = {
-            *self._seeds,
-            *self._nodes,
-            *(node.address for kept in list(self._maps.values()) for node in kept.nodes),
-        }
-        for address in set(self._links) - known:
-            gone = self._links.pop(address, None)
-            with suppress(Exception):
-                if gone is not None:
-                    gone.close()
+        return self._links.get(address) or self._links.setdefault(address, self._make_link(address))
