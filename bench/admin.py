@@ -86,8 +86,8 @@ def fill() -> list[Any]:
     from bloomguard.guards.counters import NAMES
     from bloomguard.rebuild import Rebuild, run_all
     from bloomguard.stores import stores
-    from bloomguard.stores.pages import COLUMNS, Page
-    from bloomguard.stores.pages import ROWS as PAGE_ROWS
+    from bloomguard.stores.base import COLUMNS, Page
+    from bloomguard.stores.base import ROWS as PAGE_ROWS
     from tests.shop.models import Product
 
     call_command("migrate", verbosity=0, run_syncdb=True)

@@ -91,7 +91,7 @@ def counting() -> Seconds:
 def write(store: Any, step: int, times: range) -> float:
     """Write figures of all guards with every reason in each row; returns the seconds that a flush takes."""
     from bloomguard.guards.counters import NAMES
-    from bloomguard.stores.pages import COLUMNS, ROWS, Page
+    from bloomguard.stores.base import COLUMNS, ROWS, Page
 
     began = time.perf_counter()
     for at in times:

@@ -30,7 +30,7 @@ from .guards.counters import ABSENCES, AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSE
 from .process import after_fork, log_once, start_thread
 from .state.table import table
 from .stores import Store, stores
-from .stores.pages import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
+from .stores.base import COLUMNS, HOUR, KEPT_SECONDS, MINUTE, ROWS, Page, cells_of
 
 __all__ = ["DAY", "HOUR", "MINUTE", "Series", "read_series"]
 

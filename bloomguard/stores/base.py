@@ -1,31 +1,44 @@
 """Base classes of stores and of generations, where each generation is one complete build of a guard's filter.
 
+Stores also keep metrics, in pages of fixed size and fixed retention beside the filters.
+
 A shard is trusted only if both of its tags have the expected value and its body matches its checksum. An add never
 creates a generation, so a missing generation is an error and not an empty filter.
 """
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from statistics import mean
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from django.core.checks import CheckMessage
 
-from ..exceptions import UnknownGeneration
+from ..exceptions import StoreError, UnknownGeneration
 from ..filters import CorruptFilter, DiscardUnsupported, KeyHash
 from ..filters.codec import Frame, Header
 from ..filters.layout import SHARD_BYTES, Layout
-from .pages import Page
 
 if TYPE_CHECKING:
     from ..filters.base import BodyFilter, Keys, RowKeys
 
 #: Map a header's key ID to the key hash; ``None`` if no current secret and guard definition matches.
 FindKeyHash = Callable[[int], KeyHash | None]
+
+#: A page of metrics has 240 rows of 24 cells, each an unsigned big-endian 32-bit number that stops at its maximum.
+#: A row covers a minute (then a page covers four hours) or an hour (ten days).
+MINUTE, HOUR = 60, 3_600
+ROWS, COLUMNS = 240, 24
+PAGE_BYTES = 4 * ROWS * COLUMNS
+#: Retention in seconds of rows that cover a minute and an hour.
+KEPT_SECONDS = {MINUTE: 24 * HOUR, HOUR: 31 * 24 * HOUR}
+
+_HIGHEST = 2**32 - 1
 
 
 def bound(layout: Layout, guard: str, name: str, place: str = "") -> Layout:
@@ -130,6 +143,41 @@ class Generation(ABC):
 
     def seal(self) -> None:  # noqa: B027
         """Complete the generation and make it durable; called once, before publishing. Raises :class:`StoreError`."""
+
+
+class Page(NamedTuple):
+    """A guard's page of rows of ``step`` seconds; it starts at Unix time ``240 * step * number``."""
+
+    guard: str
+    step: int
+    number: int
+
+    def is_over(self, page: Page) -> bool:
+        """Return whether to delete this page when ``page`` is written: it is expired, or its time is in the future."""
+        if (self.guard, self.step) != (page.guard, page.step):
+            return False
+        span = ROWS * self.step
+        return not -KEPT_SECONDS[self.step] - span < (self.number - page.number) * span <= span
+
+
+def cells_of(page: bytes) -> array[int]:
+    """Return the numbers of a page, row by row; raises :class:`StoreError` if its length is wrong."""
+    if len(page) != PAGE_BYTES:
+        raise StoreError(f"a page of metrics has {PAGE_BYTES:,} bytes; this one has {len(page):,}")
+    cells = array("I", page)
+    if sys.byteorder == "little":
+        cells.byteswap()
+    return cells
+
+
+def add_to(page: bytes, cells: Mapping[int, int]) -> bytes:
+    """Return ``page`` with numbers added to its cells."""
+    numbers = cells_of(page)
+    for cell, number in cells.items():
+        numbers[cell] = min(numbers[cell] + number, _HIGHEST)
+    if sys.byteorder == "little":
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 class Store(ABC):

@@ -25,10 +25,9 @@ from ..filters import CorruptFilter
 from ..filters.codec import Frame, Header
 from ..filters.layout import MAX_BYTES, Layout
 from . import disk
-from .base import FindKeyHash, Generation, Store, bound
+from .base import PAGE_BYTES, FindKeyHash, Generation, Page, Store, add_to, bound
 from .disk import check_folder, fcntl, file_id, lock_file, opened_private
 from .frames import FrameGeneration, WriteLock
-from .pages import PAGE_BYTES, Page, add_to
 
 _SUFFIX = ".filter"
 _PAGE_NAME = re.compile(r"metrics-(\d+)-(\d+)")

@@ -15,9 +15,8 @@ from ..exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ..filters.codec import Frame, Header
 from ..filters.layout import Layout
 from ..process import after_fork, own_lock
-from .base import FindKeyHash, Generation, Store, bound
+from .base import PAGE_BYTES, FindKeyHash, Generation, Page, Store, add_to, bound
 from .frames import FrameGeneration
-from .pages import PAGE_BYTES, Page, add_to
 
 
 class MemoryStore(Store):

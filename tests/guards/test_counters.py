@@ -20,7 +20,7 @@ from bloomguard.guards.counters import Counts
 from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.query import RowLookup
-from bloomguard.stores.pages import COLUMNS
+from bloomguard.stores.base import COLUMNS
 from tests.door.site import Asgi, Wsgi
 from tests.shop.models import Product
 from tests.support.guarding import urlconf

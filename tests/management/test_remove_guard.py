@@ -15,7 +15,7 @@ from bloomguard.models import GuardState, GuardTask
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.stores import stores
-from bloomguard.stores.pages import MINUTE, Page
+from bloomguard.stores.base import MINUTE, Page
 from tests.shop.models import Product
 from tests.support.guarding import registered
 

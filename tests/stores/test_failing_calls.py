@@ -18,8 +18,8 @@ import pytest
 
 from bloomguard.exceptions import StoreError
 from bloomguard.filters import CorruptFilter
+from bloomguard.stores.base import Page
 from bloomguard.stores.file import FileStore
-from bloomguard.stores.pages import Page
 
 from .conftest import find, key, make_layout
 

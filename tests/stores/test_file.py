@@ -21,8 +21,8 @@ import pytest
 from bloomguard.exceptions import ConfigurationError, StoreError
 from bloomguard.filters import CorruptFilter
 from bloomguard.stores import disk
+from bloomguard.stores.base import Page
 from bloomguard.stores.file import FileStore
-from bloomguard.stores.pages import Page
 from tests.support.processes import end, spawn
 
 from .conftest import fill, find, key, make_layout

@@ -12,8 +12,8 @@ import redis
 
 from bloomguard.exceptions import StoreError, StoreUnavailable
 from bloomguard.stores import disk, file
+from bloomguard.stores.base import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.file import FileStore
-from bloomguard.stores.pages import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page, add_to, cells_of
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
 from tests.support.patience import PATIENT

@@ -22,8 +22,8 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.filters.codec import MAX_SHARDS, Frame, decode
 from bloomguard.process import seconds
 from bloomguard.stores import stores
+from bloomguard.stores.base import Page
 from bloomguard.stores.memory import MemoryStore
-from bloomguard.stores.pages import Page
 from bloomguard.stores.redis import RedisStore, commands
 from bloomguard.stores.redis.commands import Server
 from bloomguard.stores.redis.topology import find_servers

@@ -17,7 +17,7 @@ from redis.crc import key_slot
 
 from bloomguard.exceptions import ConfigurationError, StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter
-from bloomguard.stores.pages import Page, cells_of
+from bloomguard.stores.base import Page, cells_of
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.cluster import spread
 from tests.support import servers

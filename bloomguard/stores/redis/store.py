@@ -2,7 +2,7 @@
 
     bloomguard:{guard}                         a hash: generation -> number of its shards
     bloomguard:{guard}:{generation}:{shard}    a frame of bloomguard.filters.codec
-    bloomguard:{guard}:metrics:{step}:{number} a page of bloomguard.stores.pages, with an expiry
+    bloomguard:{guard}:metrics:{step}:{number} a page of metrics, with an expiry
 
 A check is one command that reads both tags of a shard and the key's bits atomically: a key that was evicted, flushed or
 never written has tags of 0, and a replica refuses the command. An add counts only if the tags in its reply are correct.
@@ -25,8 +25,7 @@ from ...conf import PAGES
 from ...exceptions import ConfigurationError, StoreError, UnknownGeneration
 from ...filters.codec import MAX_SHARDS, Header
 from ...filters.layout import Layout
-from ..base import FindKeyHash, Generation, Store, bound
-from ..pages import COLUMNS, KEPT_SECONDS, ROWS, Page
+from ..base import COLUMNS, KEPT_SECONDS, ROWS, FindKeyHash, Generation, Page, Store, bound
 from .cluster import Address, ClusterLink, spread
 from .commands import Command
 from .connection import Link
