@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import re
 import stat
 import sys
 import time
@@ -41,29 +40,20 @@ NETWORK = frozenset([
 ])  # fmt: skip
 OVERLAY = frozenset(["overlay", "aufs", "fuse.fuse-overlayfs"])
 
-_ESCAPED = re.compile(r"\\([0-7]{3})")
 
-
-def filesystem_of(path: str | os.PathLike[str]) -> str:
-    """Return the type of the file system that holds ``path``, such as ``"ext4"``; empty if it is unknown.
-
-    The type is read from :data:`MOUNTS`; the file system itself is only asked to resolve symbolic links.
-    """
+def filesystem_of(path: Path) -> str:
+    """Return the type of the file system that holds ``path``, such as ``"ext4"``; empty if it is unknown."""
+    device = os.stat(path).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = MOUNTS.read_text(errors="surrogateescape").splitlines()
     except OSError:  # not Linux
         return ""
-    resolved, found, depth = Path(os.path.realpath(path)), "", -1
     for line in lines:
-        before, _, after = line.partition(" - ")  # the number of optional fields before the dash varies
-        fields, kind = before.split(" "), after.partition(" ")[0]
-        if len(fields) < 6:
-            continue
-        point = Path(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), fields[4]))
-        # If two file systems are mounted on one point, the later one hides the earlier one.
-        if len(point.parts) >= depth and resolved.is_relative_to(point):
-            found, depth = kind, len(point.parts)
-    return found
+        mount, _, kind = line.partition(" - ")  # the number of optional fields before the dash varies
+        if mount.split(" ")[2:3] == [number]:
+            return kind.partition(" ")[0]
+    return ""
 
 
 # -- private files and folders

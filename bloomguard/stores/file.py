@@ -275,7 +275,7 @@ class FileStore(Store):
                 "Use a private folder: if this is a mount, a folder inside, which will be made."
             )
             return [Warning(f"the store {self.alias!r} is not used: {error}.", hint=hint, id="bloomguard.W037")]
-        kind = disk.filesystem_of(self.path)
+        kind = disk.filesystem_of(existing)
         place = f"is on a file system of type {kind}, at {self.path}"
         if kind in disk.NETWORK:
             return self._warning(

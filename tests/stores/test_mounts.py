@@ -13,11 +13,10 @@ from bloomguard.stores import disk
 from bloomguard.stores.file import FileStore
 
 LINES = """\
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime - ext4 /dev/vda rw,discard
-30 27 0:40 / {folder} rw,relatime shared:7 master:1 - {kind} there:/export rw,vers=4.2
-31 30 0:41 / {folder}/with\\040space rw - xfs /dev/vdb rw
+22 27 9999:21 / /proc rw,relatime - proc proc rw
+27 1 9999:0 / / rw,relatime - ext4 /dev/vda rw,discard
 a line that nobody understands
+30 27 {device} / /somewhere rw,relatime shared:7 master:1 - {kind} there:/export rw,vers=4.2
 """
 
 
@@ -26,34 +25,23 @@ def mounted(tmp_path, monkeypatch):
     """``mounted(kind)`` is a folder with a file system of that kind, as the kernel would tell."""
 
     def mount(kind):
-        folder = tmp_path / "folder"
-        (folder / "with space").mkdir(parents=True, exist_ok=True)
+        device = tmp_path.stat().st_dev
         table = tmp_path / "mountinfo"
-        table.write_text(LINES.format(folder=folder, kind=kind))
+        table.write_text(LINES.format(device=f"{os.major(device)}:{os.minor(device)}", kind=kind))
         monkeypatch.setattr(disk, "MOUNTS", table)
+        (folder := tmp_path / "folder").mkdir()
         return folder
 
     return mount
 
 
-def test_the_nearest_mount_counts(mounted, tmp_path):
-    """The longest mount point above a path tells, links are followed, and a name is no part of another one."""
+def test_the_device_tells(mounted, tmp_path):
+    """A path is on the file system of its device, links are followed; of other devices nothing is said."""
     folder = mounted("nfs4")
     (tmp_path / "link").symlink_to(folder)
 
-    assert disk.filesystem_of(folder / "not" / "yet") == "nfs4"
-    assert disk.filesystem_of(tmp_path / "link" / "x") == "nfs4"
-    assert disk.filesystem_of(folder / "with space" / "x") == "xfs"
-    assert disk.filesystem_of(f"{folder}-beside") == "ext4"
-
-
-def test_of_two_mounts_on_one_point_the_later_counts(mounted):
-    """What is mounted over another file system hides it."""
-    folder = mounted("nfs4")
-    with disk.MOUNTS.open("a") as table:
-        table.write(f"32 30 0:42 / {folder} rw - tmpfs tmpfs rw\n")
-
-    assert disk.filesystem_of(folder) == "tmpfs"
+    assert disk.filesystem_of(folder) == disk.filesystem_of(tmp_path / "link") == "nfs4"
+    assert disk.filesystem_of(Path("/proc/self")) == ""
 
 
 def test_where_nobody_tells_nothing_is_said(monkeypatch, tmp_path):
@@ -76,7 +64,7 @@ def test_the_kernel_is_understood(monkeypatch):
             check=False,
         )
         if told.returncode == 0:
-            assert disk.filesystem_of(place) == told.stdout.split()[-1]
+            assert disk.filesystem_of(Path(place)) == told.stdout.split()[-1]
 
 
 @pytest.mark.parametrize(
