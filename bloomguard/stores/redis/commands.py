@@ -48,8 +48,6 @@ _TEMPORARY: dict[type[Exception], str] = {
 }
 _TEMPORARY_WORDS = {"BUSY", "MISCONF", "NOREPLICAS", *_TEMPORARY.values()}
 _JOIN_BYTES = 1 << 16  # commands shorter than this in total are sent in one piece
-#: Prefixes of a cache's connection options that belong to its pool or would delay a failure.
-_POOL_OPTIONS = ("maint_", "orig_", "event_dispatcher", "cache", "himport_", "oss_", "connection_pool")
 
 #: ``max_connections`` of the pools for threads: redis-py 8 has 100 by default, and one more thread, or greenlet, would
 #: get an error instead of a connection, as if the server did not answer.
@@ -242,14 +240,9 @@ def is_demoted(replies: Sequence[Any]) -> bool:
     return redis.ReadOnlyError in map(type, replies)
 
 
-def own_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a pool's connections without those that belong to the pool."""
-    return {name: value for name, value in options.items() if not name.startswith(_POOL_OPTIONS)}
-
-
 def connection_options(options: dict[str, Any], connect_timeout: float, timeout: float, retry: Any) -> dict[str, Any]:
     """Return the keyword arguments of a connection with the user's ``options``, and without retries."""
-    return own_options(options) | {
+    return options | {
         "socket_connect_timeout": connect_timeout,
         "socket_timeout": timeout,
         "retry": retry,
@@ -265,8 +258,7 @@ def _packed(connection: Any, commands: Sequence[Words]) -> list[bytes]:
     """Return the pieces to send, each in a separate call."""
     pieces: list[bytes] = []
     for command in commands:
-        packed = command if isinstance(command, bytes) else connection.pack_command(*command)
-        pieces += [packed] if isinstance(packed, bytes) else packed
+        pieces += [command] if isinstance(command, bytes) else connection.pack_command(*command)
     return [b"".join(pieces)] if len(pieces) > 1 and sum(map(len, pieces)) < _JOIN_BYTES else pieces
 
 

@@ -20,7 +20,7 @@ from redis.sentinel import SentinelConnectionPool, SentinelManagedConnection, Se
 from ...exceptions import ConfigurationError, StoreUnavailable
 from .aio import AsyncLink
 from .cluster import Address, ClusterLink
-from .commands import NO_LIMIT, Breaker, Server, connection_options, hide, own_options
+from .commands import NO_LIMIT, Breaker, Server, connection_options, hide
 from .connection import Link
 
 #: Connection classes of redis-py and their async versions.
@@ -33,6 +33,8 @@ _ASYNCIO: dict[type[Any], type[Any]] = {
 }
 #: Options of sync connections only, which are ignored.
 _OF_THREADS = {"parser_class", "socket_type"}
+#: Prefixes of a pool's connection options that belong to the pool itself or would delay a failure.
+_POOL_OPTIONS = ("maint_", "orig_", "event_dispatcher", "cache", "himport_", "oss_", "connection_pool")
 
 
 @dataclass(frozen=True)
@@ -64,13 +66,13 @@ class Servers:
         found = _ASYNCIO.get(self.connection_class)
         if found is None:
             return None
-        options = {name: value for name, value in own_options(self.options).items() if name not in _OF_THREADS}
         taken = {name for cls in found.__mro__ for name in signature(cls).parameters} - {"redis_connect_func"}
-        if any(value is not None for name, value in options.items() if name not in taken):
+        given = {name: value for name, value in self.options.items() if value is not None or name in taken}
+        options = {name: value for name, value in given.items() if name not in _OF_THREADS}
+        if not options.keys() <= taken:
             return None
-        given = {name: value for name, value in options.items() if name in taken}
         pool = self._pool(redis.asyncio, found, connect_timeout, timeout)
-        return AsyncLink(link.server, pool, given, connect_timeout, timeout)
+        return AsyncLink(link.server, pool, options, connect_timeout, timeout)
 
     def _link(self, address: dict[str, Any], connect_timeout: float, timeout: float, breaks: bool) -> Link:
         breaker = Breaker() if breaks else None
@@ -154,22 +156,19 @@ def find_servers(
             f"the store {alias!r} needs either url, as in 'redis://host:6379/0', or cache, the alias of a "
             f"django-redis cache; there {'are both' if url else 'is neither'}"
         )
+    if sum(map(bool, (cache, cluster, sentinels))) > 1:
+        raise ConfigurationError(
+            f"the store {alias!r}: cluster and sentinels go with url, and not together; a cache's servers are in CACHES"
+        )
     if cache is not None:
         if cache not in settings.CACHES:
             raise ConfigurationError(
                 f"the store {alias!r}: cache has to be the alias of one of CACHES: {', '.join(settings.CACHES)}"
             )
-        if cluster or sentinels:
-            raise ConfigurationError(
-                f"the store {alias!r}: cluster and sentinels go with url; the servers of CACHES[{cache!r}] are "
-                "configured there; remove both options"
-            )
         return _of_client(alias, cache, _client_of(alias, cache))
     urls = list(url) if isinstance(url, (list, tuple)) else [url]
     if not urls or (len(urls) > 1 and not cluster):
         raise ConfigurationError(f"the store {alias!r} has {len(urls)} URLs; give one, or several with cluster=True")
-    if cluster and sentinels:
-        raise ConfigurationError(f"the store {alias!r} has both cluster and sentinels; remove one of them")
     if (cluster or sentinels) and any(str(each).startswith("unix:") for each in urls):
         raise ConfigurationError(f"the store {alias!r}: a Unix socket has no other nodes; name a host by redis://")
     try:
@@ -182,9 +181,9 @@ def find_servers(
     pool = pools[0]
     if cluster:
         seeds = [_address(each.connection_kwargs) for each in pools]
-        return ClusterServers(pool.connection_class, dict(pool.connection_kwargs), seeds)
+        return ClusterServers(pool.connection_class, _options_of(pool), seeds)
     if sentinels:
-        options = dict(pool.connection_kwargs)
+        options = _options_of(pool)
         service = options.pop("host", "")
         options.pop("port", None)
         secure = issubclass(pool.connection_class, redis.SSLConnection)
@@ -196,7 +195,7 @@ def find_servers(
                 f"the store {alias!r}: sentinels has to be a list of (host, port), as in [('10.0.0.1', 26379)]"
             ) from None
         return SentinelServers(managed, options, service, addresses, sentinel_options or {})
-    return Servers(pool.connection_class, dict(pool.connection_kwargs))
+    return Servers(pool.connection_class, _options_of(pool))
 
 
 #: The cure for a URL that is parsed wrongly because of its password.
@@ -210,6 +209,10 @@ def _is_whole(url: str) -> bool:
     """Return whether the login ends before the path; otherwise a part of the password would be parsed as the host."""
     parts = urlsplit(url)
     return "@" not in parts.path + parts.query + parts.fragment
+
+
+def _options_of(pool: Any) -> dict[str, Any]:
+    return {name: value for name, value in pool.connection_kwargs.items() if not name.startswith(_POOL_OPTIONS)}
 
 
 def _address(options: dict[str, Any]) -> Address:
@@ -228,13 +231,10 @@ def _client_of(alias: str, cache: str) -> Any:
                 raise ValueError
         return get_redis_connection(cache)
     except (InvalidCacheBackendError, NotImplementedError, AttributeError) as error:
-        client = settings.CACHES.get(cache, {}).get("OPTIONS", {}).get("CLIENT_CLASS")
+        given = settings.CACHES[cache]
         raise ConfigurationError(
-            f"the store {alias!r}: CACHES[{cache!r}] has the client class {client!r}, which spreads keys over servers "
-            "itself; give one server, or the nodes of a Cluster, by url"
-            if client
-            else f"the store {alias!r}: CACHES[{cache!r}] is not a django-redis cache; name one that is, or give the "
-            "server by url"
+            f"the store {alias!r}: CACHES[{cache!r}] is not a django-redis cache of one server or a Cluster, but has "
+            f"{given.get('OPTIONS', {}).get('CLIENT_CLASS') or given.get('BACKEND')}; give the servers by url"
         ) from error
     except ValueError:
         raise ConfigurationError(
@@ -260,15 +260,15 @@ def _of_client(alias: str, cache: str, client: Any) -> Servers:
         nodes: list[Any] = client.get_nodes()  # type: ignore[no-untyped-call]
         seeds = [(str(node.host), int(node.port)) for node in nodes]
         pool = client.get_redis_connection(nodes[0]).connection_pool
-        return ClusterServers(pool.connection_class, dict(pool.connection_kwargs), seeds)
+        return ClusterServers(pool.connection_class, _options_of(pool), seeds)
     pool = getattr(client, "connection_pool", None)
     if isinstance(pool, SentinelConnectionPool):
         manager = pool.sentinel_manager
         sentinels = [_address(each.connection_pool.connection_kwargs) for each in manager.sentinels]
-        options, found = dict(pool.connection_kwargs), dict(manager.sentinel_kwargs or {})
+        options, found = _options_of(pool), dict(manager.sentinel_kwargs or {})
         return SentinelServers(pool.connection_class, options, pool.service_name, sentinels, found)
     if type(pool) in (redis.ConnectionPool, redis.BlockingConnectionPool):
-        return Servers(pool.connection_class, dict(pool.connection_kwargs))
+        return Servers(pool.connection_class, _options_of(pool))
     raise ConfigurationError(
         f"the store {alias!r}: CACHES[{cache!r}] uses the unsupported class {type(pool or client).__name__}; "
         "give the address by url"
