@@ -125,8 +125,6 @@ class ClusterLink:
         for link in list(self._links.values()):
             link.close()
 
-    # -- the map
-
     def _map(self, identity: str | None) -> ClusterMap:
         """Return the map with this identity, or the current map. Raises :class:`StoreError`."""
         kept = self._maps.get(identity or "")
@@ -178,8 +176,6 @@ class ClusterLink:
         held = sorted(f"{node.identity} {sorted(some)}" for node, some in zip(nodes, ranges.values()))
         digest = hashlib.sha256("\n".join(held).encode()).hexdigest()
         return ClusterMap(nodes, tuple(holders), f"cluster:{digest[:40]}")
-
-    # -- the nodes
 
     def _query(self, queries: Sequence[tuple[Node, Sequence[Command]]]) -> list[tuple[str, list[Any]]]:
         """Send the commands to all nodes, then read each one's identity and replies; raises :class:`StoreError`."""

@@ -44,8 +44,6 @@ class RedisGeneration(Generation):
         self._draft = draft
         self._kind = (Bits if layout.filter_class.plain_bits else Fingerprints)(layout, self.keys)
 
-    # -- checks
-
     def might_contain(self, key: bytes) -> bool:
         """See :attr:`Generation.might_contain`."""
         shard, digest = self.layout.locate(key)
@@ -94,8 +92,6 @@ class RedisGeneration(Generation):
         shard, digest = self.layout.locate(key)
         return shard, self._kind.check_recent(shard, digest)
 
-    # -- adds and discards
-
     def add(self, keys: RowKeys, *, once: bool = False) -> None:
         self._change(self._adds(keys, once))
 
@@ -132,8 +128,6 @@ class RedisGeneration(Generation):
         if self._draft is not None:
             self._kind.seal(self._store, self._draft, self.identity)
             self._draft = None
-
-    # -- whole shards
 
     def check_headers(self) -> None:
         """Compare the header and size of every shard with the layout; raises :class:`CorruptFilter`."""

@@ -101,8 +101,6 @@ class RedisStore(Store):
         made._reads = self._bulk
         return made
 
-    # -- round trips
-
     def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """Run commands of a check, with the short timeouts of requests; raises :class:`StoreError`.
 
@@ -133,8 +131,6 @@ class RedisStore(Store):
             for number, reply in zip(unknown, again):
                 replies[number] = reply
         return replies
-
-    # -- the store
 
     @property
     def identity(self) -> str:
