@@ -81,8 +81,8 @@ def wait_at_most(store: Any, seconds: float) -> None:
                 connection._parser._socket_timeout = seconds  # which older versions of redis-py set again
     link = store._async_reads
     link._timeout = seconds
-    link._connections.make_pool.keywords.update(times)
-    for lines, _ in link._connections._made.values():
+    link._make_pool.keywords.update(times)
+    for lines, _ in link._made.values():
         lines.pool.connection_kwargs.update(times)
         for connection in lines.idle:
             connection.socket_connect_timeout = seconds

@@ -87,7 +87,7 @@ async def soon(condition):
 
 def lines(store):
     """The open and idle connections of the running loop."""
-    found, _ = store._async_reads._connections._made[asyncio.get_running_loop()]
+    found, _ = store._async_reads._made[asyncio.get_running_loop()]
     return found.idle
 
 
@@ -349,7 +349,7 @@ def test_the_connections_of_a_loop_that_was_just_closed_are_dropped(store, serve
 
     assert asyncio.run(made.amight_contain(key(NUMBERS[0])))
 
-    assert not store._async_reads._connections._made
+    assert not store._async_reads._made
     del loop
     gc.collect()
     servers.until(lambda: connections(server) == before)

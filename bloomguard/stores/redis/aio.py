@@ -37,53 +37,12 @@ class _Connections(NamedTuple):
     idle: list[Any]
 
 
-class _PerLoop:
-    """The connections of each event loop, in a pool that ``make_pool()`` returns on first use.
-
-    They are closed when the loop shuts down its async generators, as ``asyncio.run`` and all servers do. Those of a
-    loop that was closed without that are dropped when another loop asks for its own.
-    """
-
-    def __init__(self, make_pool: Callable[[], Any]) -> None:
-        self.make_pool = make_pool
-        self._made: dict[asyncio.AbstractEventLoop, tuple[_Connections, AsyncGenerator[None, None]]] = {}
-        self._parents: list[Any] = []
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        # Keep the parent's objects: to close them here would change the selector that parent and child share.
-        self._parents.append(self._made)
-        self._made = {}
-
-    async def here(self) -> _Connections:
-        """Return the connections of the running loop."""
-        loop = asyncio.get_running_loop()
-        found = self._made.get(loop)
-        if found is None:
-            for other in [other for other in list(self._made) if other.is_closed()]:
-                self._made.pop(other, None)
-            made = _Connections(self.make_pool(), asyncio.Semaphore(_MAX_CONNECTIONS), [])
-            found = self._made[loop] = made, self._keep(loop, made)
-            # loop.shutdown_asyncgens() closes the generators that have started in the loop.
-            await found[1].__anext__()
-        return found[0]
-
-    async def _keep(self, loop: asyncio.AbstractEventLoop, made: _Connections) -> AsyncGenerator[None, None]:
-        try:
-            yield
-        finally:
-            self._made.pop(loop, None)
-            manager: Any = getattr(made.pool, "sentinel_manager", None)
-            of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
-            for each in (*made.idle, *of_sentinels):
-                with suppress(Exception):
-                    await each.disconnect()
-
-
 class AsyncLink:
     """Async version of :class:`.Link`, which shares its ``server``, and so its circuit breaker and identity.
 
     At most 16 tasks of a loop use a connection at once; others wait at most ``timeout`` seconds for a free one.
+    Connections are closed when their loop shuts down its async generators, as ``asyncio.run`` and all servers do. Those
+    of a loop that was closed without that are dropped when another loop asks for its own.
     """
 
     def __init__(
@@ -91,8 +50,16 @@ class AsyncLink:
     ) -> None:
         kwargs = connection_options(options, connect_timeout, timeout, Retry(NoBackoff(), 0))
         self._timeout = timeout
-        self._connections = _PerLoop(partial(make_pool, **kwargs | {"redis_connect_func": self._connected}))
+        self._make_pool = partial(make_pool, **kwargs | {"redis_connect_func": self._connected})
+        self._made: dict[asyncio.AbstractEventLoop, tuple[_Connections, AsyncGenerator[None, None]]] = {}
+        self._parents: list[Any] = []
         self.server = server
+        after_fork(self._after_fork)
+
+    def _after_fork(self) -> None:
+        # Keep the parent's objects: to close them here would change the selector that parent and child share.
+        self._parents.append(self._made)
+        self._made = {}
 
     async def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
         """See :meth:`.Link.trip`."""
@@ -105,7 +72,7 @@ class AsyncLink:
         return check_replies(self.server, server_id, replies, identity)
 
     async def _exchange(self, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
-        own = await self._connections.here()
+        own = await self._here()
         await self._acquire(own.free)
         try:
             self.server.check()
@@ -122,6 +89,30 @@ class AsyncLink:
             return read
         finally:
             own.free.release()
+
+    async def _here(self) -> _Connections:
+        """Return the connections of the running loop."""
+        loop = asyncio.get_running_loop()
+        found = self._made.get(loop)
+        if found is None:
+            for other in [other for other in list(self._made) if other.is_closed()]:
+                self._made.pop(other, None)
+            made = _Connections(self._make_pool(), asyncio.Semaphore(_MAX_CONNECTIONS), [])
+            found = self._made[loop] = made, self._keep(loop, made)
+            # loop.shutdown_asyncgens() closes the generators that have started in the loop.
+            await found[1].__anext__()
+        return found[0]
+
+    async def _keep(self, loop: asyncio.AbstractEventLoop, made: _Connections) -> AsyncGenerator[None, None]:
+        try:
+            yield
+        finally:
+            self._made.pop(loop, None)
+            manager: Any = getattr(made.pool, "sentinel_manager", None)
+            of_sentinels = [client.connection_pool for client in manager.sentinels] if manager is not None else []
+            for each in (*made.idle, *of_sentinels):
+                with suppress(Exception):
+                    await each.disconnect()
 
     async def _connect(self, pool: Any, connection: Any) -> None:
         """Connect if needed; see :meth:`.Link.connection`."""
