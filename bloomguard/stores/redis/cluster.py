@@ -117,7 +117,7 @@ class ClusterLink:
         return [reply for _, (reply,) in self._query([(node, [("", words)]) for node in self._map(None).nodes])]
 
     def identity(self) -> str:
-        """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old. Raises :class:`StoreError`."""
+        """Return the digest of the current map, at most :data:`.PROVED_SECONDS` old."""
         return self._map(None).identity
 
     def close(self) -> None:

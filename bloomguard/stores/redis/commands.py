@@ -53,7 +53,8 @@ _JOIN_BYTES = 1 << 16  # commands shorter than this in total are sent in one pie
 #: get an error instead of a connection, as if the server did not answer.
 NO_LIMIT = 1 << 31
 
-#: ``FAILURES`` within ``WITHIN_SECONDS`` open a circuit breaker; an open one allows a probe each ``PROBE_SECONDS``.
+#: ``FAILURES`` within ``WITHIN_SECONDS`` open a circuit breaker. It allows a probe each ``PROBE_SECONDS``, until one is
+#: answered.
 FAILURES = 5
 WITHIN_SECONDS = 10.0
 PROBE_SECONDS = 2.0
@@ -75,10 +76,7 @@ class ServerId(NamedTuple):
 
 
 class Breaker:
-    """A circuit breaker, so that requests do not wait for a server that is down.
-
-    It opens after 5 failures in 10 s. While open, :meth:`allows` returns true once every 2 s. A success closes it.
-    """
+    """A circuit breaker, so that requests do not wait for a server that is down."""
 
     def __init__(self) -> None:
         self._failures: deque[float] = deque(maxlen=FAILURES)
@@ -108,7 +106,7 @@ class Breaker:
                 self._probe_at = now + PROBE_SECONDS
 
     def succeeded(self) -> None:
-        """Close the breaker after a reply."""
+        """Close the breaker."""
         if self._probe_at is not None:
             with self._lock:
                 self._failures.clear()

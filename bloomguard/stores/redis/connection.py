@@ -32,10 +32,9 @@ class Link:
         self.idle: list[Any] = []
 
     def trip(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Send commands in one round trip and return their replies; a ``NoScriptError`` is a reply, too.
+        """Send commands in one round trip and return their replies, checked by :func:`.check_replies`.
 
-        Raises :class:`StoreUnavailable` for a missing reply, a temporary error or an open circuit breaker, and
-        :class:`StoreError` for other errors, and if the server has another identity than a given ``identity``.
+        Raises :class:`StoreUnavailable` also for a missing reply and while the circuit breaker is open.
         """
         return self.send(commands).identified(identity)[1]
 

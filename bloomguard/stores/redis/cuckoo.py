@@ -105,10 +105,7 @@ class Fingerprints(ShardCommands):
         ]
 
     def adds(self, shard: int, digests: Sequence[int], once: bool = False) -> Part:
-        """Return the commands that add each key to one shard, and the function that checks their replies.
-
-        With ``once=True`` a key that the shard has is not added again.
-        """
+        """Return the commands that add each key to one shard, with ``once`` if it is not there yet."""
         return self._changes("add once" if once else "add", shard, digests)
 
     def many_adds(self, shard: int, low: U64, high: U64, once: bool = False) -> Part:
@@ -116,7 +113,7 @@ class Fingerprints(ShardCommands):
         return self.adds(shard, (low.astype(object) | high.astype(object) << 64).tolist(), once)
 
     def discards(self, shard: int, digests: Sequence[int]) -> Part:
-        """Return the commands that discard each key of one shard once, and the function that checks their replies."""
+        """Return the commands that discard each key of one shard once."""
         return self._changes("discard", shard, digests)
 
     def seal(self, store: RedisStore, draft: Draft, identity: str) -> None:

@@ -102,10 +102,7 @@ class RedisStore(Store):
         return made
 
     def read(self, commands: Sequence[Command], identity: str | None = None) -> list[Any]:
-        """Run commands of a check, with the short timeouts of requests; raises :class:`StoreError`.
-
-        Raises :class:`StoreUnavailable` without a delay while a server's circuit breaker is open.
-        """
+        """Run commands of a check, with the short timeouts of requests; raises :class:`StoreError`."""
         return self._reads.trip(commands, identity)
 
     async def aread(self, commands: Sequence[Command], identity: str) -> list[Any]:
@@ -134,10 +131,7 @@ class RedisStore(Store):
 
     @property
     def identity(self) -> str:
-        """The servers' replication IDs and run IDs, at most :data:`.PROVED_SECONDS` old.
-
-        Raises :class:`StoreError` if the servers do not answer.
-        """
+        """The servers' replication IDs and run IDs, at most :data:`.PROVED_SECONDS` old."""
         return self._reads.identity()
 
     def key(self, guard: str, name: str, shard: int) -> str:
