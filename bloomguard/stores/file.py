@@ -36,7 +36,7 @@ _CACHE_TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Filters of bloomgua
 
 
 class FileStore(Store):
-    """Generations in files under ``path``, by default ``BASE_DIR / ".bloomguard"``.
+    """Generations in files under ``path``, by default ``".bloomguard"``, in ``BASE_DIR`` unless it is absolute.
 
     The folder belongs to the user that runs the workers and ``rebuild_filter``; other users may not read or write it.
     """
@@ -48,14 +48,14 @@ class FileStore(Store):
                 f"the store {alias!r}: a FileStore needs flock, which this system ({sys.platform}) does not have; "
                 "use bloomguard.stores.redis.RedisStore, or bloomguard.stores.memory.MemoryStore for one process"
             )
-        if path is None:
+        self.path = Path(path or ".bloomguard")
+        if not self.path.is_absolute():  # the working directory is another one in other processes
             base = getattr(django_settings, "BASE_DIR", None)
-            if base is None:
+            if base is None and not path:
                 raise ConfigurationError(
                     f"the store {alias!r} has no folder: set BASE_DIR, or {_option(alias)} to a folder on a local disk"
                 )
-            path = Path(base) / ".bloomguard"
-        self.path = Path(path)
+            self.path = Path(base or "").absolute() / self.path
         if b"\0" in os.fsencode(self.path):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
 
@@ -248,13 +248,6 @@ class FileStore(Store):
                     (folder / name).unlink()
 
     def check(self) -> list[CheckMessage]:
-        if not self.path.is_absolute():
-            return self._warning(
-                f"has the relative path {str(self.path)!r}: each working directory has another folder of that name.",
-                "an absolute path, such as BASE_DIR / 'filters'. A process with another working directory would not "
-                "find the filters, and its writes disable the guards.",
-                id="bloomguard.W140",
-            )
         # Not by Path.exists(), which before Python 3.14 raises an error in a folder that this user may not search.
         existing = next(path for path in (self.path, *self.path.parents) if os.path.exists(path))
         if not os.access(existing, os.W_OK | os.X_OK):

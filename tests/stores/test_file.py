@@ -344,6 +344,14 @@ def test_a_place_of_another_user_is_a_warning_with_the_command_that_gives_it(fil
     assert inside.hint.endswith(f"run as root: install -d -m 700 -o {STRANGER} {files.path}/new")
 
 
+@pytest.mark.parametrize(("path", "folder"), [("filters", "filters"), ("", ".bloomguard"), (None, ".bloomguard")])
+def test_a_relative_path_is_in_the_folder_of_the_project(settings, tmp_path, path, folder):
+    """And not in the working directory, of which each process may have another one."""
+    settings.BASE_DIR = tmp_path
+
+    assert FileStore("default", path=path).path == tmp_path / folder
+
+
 def test_a_path_that_cannot_exist_is_a_mistake_in_the_settings():
     """``manage.py check`` reports it: a store with such a path is never made."""
     with pytest.raises(ConfigurationError, match=r"the store 'default': .*path'\] has a NUL"):
