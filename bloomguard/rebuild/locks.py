@@ -25,7 +25,7 @@ from ..state.connection import new_connection
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun
-from .proof import NO_PROOF, Proof
+from .pages import Proof
 
 logger = logging.getLogger("bloomguard")
 
@@ -39,6 +39,7 @@ _POLL_SECONDS = 0.05
 #: On MySQL and MariaDB: the locks that are tried in turn, and for how many seconds.
 _WRITE_LOCK_SECONDS = 1
 _TRIES = (("READ", 5), ("WRITE", _WRITE_LOCK_SECONDS))
+_NO_PROOF = Proof()
 _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIMEOUT and ER_DBACCESS_DENIED_ERROR
 
 
@@ -104,7 +105,7 @@ def refuse_transaction(aliases: Iterable[str]) -> None:
 
 
 def wait_for_writers(
-    using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep, proof: Proof = NO_PROOF
+    using: str, tables: Collection[str], sleep: Callable[[float], None] = time.sleep, proof: Proof = _NO_PROOF
 ) -> None:
     """Return when every transaction that held a write lock on one of ``tables`` (unquoted) at the call has ended.
 

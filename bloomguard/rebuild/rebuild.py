@@ -11,26 +11,28 @@ database: one row cannot name both.
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from traceback import clear_frames
+from typing import Any
 
 from django.db import DatabaseError
+from django.utils import timezone
 
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import Layout
 from ..guards import Guard
 from ..signals import generation_published, send
-from ..state.row import FENCED, State, held_by_hand
+from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
-from . import refusals, row_changes, standby
-from .locks import refuse_if_alive, refuse_transaction, superseded, wait_for_writers
-from .pages import fill
-from .plan import Plan, Report, failure, missing_table, plan_layout
-from .proof import Proof
+from . import refusals, standby
+from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
+from .pages import Proof, fill
+from .plan import Plan, Report, failure, growth_baseline, missing_table, plan_layout
 from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck, check_error_rate
 
@@ -178,10 +180,23 @@ class Rebuild:
         if self._generation is not None and self._generation.identity not in ("", identity):
             # The connection that created it still leads to the server from before a failover.
             raise RebuildError(f"{self.guard.name}: the store was replaced at the same moment; run it again")
-        changes, reason, source = row_changes.announced(self.guard, self._name), "", self._source()
-        if row_changes.is_elsewhere(self.guard, before, identity, source):
-            reason = self._why_fenced(before) if before.active and before.status != FENCED else ""
-            changes = {**row_changes.moved(identity, source, reason), **changes}
+        meta, source, reason = self.guard._meta, self._source(), ""
+        built_for = {"tables": "\n".join(sorted(meta.tables)), "definition": meta.definition_hash}
+        changes: dict[str, Any] = {
+            "building": self._name,
+            "builder": builder_id(),
+            "builder_seen_at": timezone.now(),
+            **built_for,
+        }
+        is_of_others = any(getattr(before, name) not in ("", value) for name, value in built_for.items())
+        if is_of_others or not before.is_in(identity) or not before.is_ours or before.source != source:
+            if before.active and before.status != FENCED:
+                reason = self._why_fenced(before)
+            fence = self.table.fenced_values(reason)
+            if not reason:  # if it is fenced already, that reason stays, which may be a user's
+                del fence["reason"]
+            place = {"active": "", "identity": identity, "host": socket.gethostname(), "source": source}
+            changes = {**fence, **place, **changes}
         after = self.table.swap(before, **changes)
         if after is None:
             raise BuilderBusy(f"{self.guard.name}: its state row changed at the same moment; run it again later")
@@ -231,7 +246,7 @@ class Rebuild:
                 raise
             self._send_heartbeats()
         measured = check_error_rate(self.guard, self._generation, self._probes)
-        self._publish(rows, measured)
+        self._publish(self._generation.layout, rows, measured)
         self.published = True
         return Report.of(
             self._generation.layout,
@@ -303,10 +318,23 @@ class Rebuild:
             )
         return rows
 
-    def _publish(self, rows: int, measured: float) -> None:
-        assert self._generation is not None
-        row = self.table.row(self.guard.name)
-        changes = row_changes.published(self._row, row, self._generation.layout, rows, measured)
+    def _publish(self, layout: Layout, rows: int, measured: float) -> None:
+        changes = {
+            "active": self._name,
+            "standby": self._row.active if self._row.status == ARMED else "",  # a fenced one lacks rows
+            "standby_until": None,
+            "building": "",
+            "builder": "",
+            "status": ARMED,
+            "rows": rows,
+            "published_at": timezone.now(),
+            "kind": layout.kind,
+            "capacity": layout.capacity,
+            "bytes": layout.total_bytes,
+            "error_rate_measured": measured,
+            "reason": "",
+            **growth_baseline(self.table.row(self.guard.name)),
+        }
         published = self.table.swap(self._row, **changes)
         if published is None:
             raise superseded(self.table, self.guard.name)

@@ -25,8 +25,7 @@ from ..guards import Guard
 from ..guards.fields import is_djangos, kind_of, own_conversions, python_type_of
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable, unwrapped
 from ..state.fresh_rows import fresh_rows
-from .pages import SCANS, KeyPage, Scan, binary_cursor, streamed, unbuffered_cursor
-from .proof import Proof
+from .pages import SCANS, KeyPage, Proof, Scan, binary_cursor, streamed, unbuffered_cursor
 
 #: A page takes some 40 ms and 1.6 MB. Below 100,000 rows the round trips begin to cost; larger pages gain nothing.
 PAGE_ROWS = 200_000
@@ -49,12 +48,9 @@ _POSTGRESQL_ESTIMATE = (
 
 
 class Source:
-    """The keys of all rows that match the guard's ``alive``, read from the database that its writes go to.
+    """The keys of all rows that match the guard's ``alive``, read from the database that its writes go to."""
 
-    ``scope`` is empty for a guard that has none.
-    """
-
-    scope = ""
+    scope = ""  # for a guard that has one, its name
 
     def __init__(self, guard: Guard, using: str | None = None) -> None:
         self.guard = guard
@@ -104,15 +100,14 @@ class Source:
             ) from None
 
     def _all_rows(self) -> models.QuerySet[Any]:
-        """Return all rows, alive or not."""
-        return models.QuerySet(self.guard.model, using=self.using)
+        return models.QuerySet(self.guard.model, using=self.using)  # alive or not
 
     def summary(self) -> KeysSummary:
         """Return the approximate number of keys, and the range of integers and dates: they decide the filter's kind."""
         if self.guard._meta.keys.width != 8:
             return KeysSummary(count=self._count())
-        # The range of all rows, alive or not, is read from the ends of an index; that of the alive rows would take a
-        # scan. One query for each end: SQLite answers MIN or MAX alone from the index, and scans for both together.
+        # The ends of all rows are those of an index; for the alive rows alone it would take a scan. One query for each
+        # end: SQLite scans for both together.
         rows, field = self._all_rows(), self.guard._meta.fields[0].attname
         keys = [self.key([rows.aggregate(end=end(field))["end"]]) for end in (Min, Max)]
         low, high = (int.from_bytes(key or b"", "little", signed=True) for key in keys)
@@ -200,10 +195,7 @@ class Source:
         yield from fresh_rows(rows, 0, self.proof)
 
     def _is_shared(self, pk: Any) -> bool:
-        """Return whether several rows have this primary key, as if the table is partitioned, or older than its model.
-
-        Then a page may end between them.
-        """
+        """Return whether several rows have this primary key, as in a partitioned table: a page may end between them."""
         same = self._rows_with_pk().filter(bloomguard_pk=pk).values_list("bloomguard_pk")
         return len(list(fresh_rows(same[:2], 0, self.proof))) > 1
 

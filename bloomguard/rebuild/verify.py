@@ -74,8 +74,8 @@ class Findings:
     seconds: float = 0.0
 
 
-#: Some rows, and ``value(index)``: the value that the row of the key at ``index`` is looked up by.
-_Batch = tuple[KeyPage, Callable[[int], Any]]
+#: Returns the value that the row of the key at this index of a page is looked up by.
+_ValueAt = Callable[[int], Any]
 
 
 class Verification:
@@ -132,18 +132,16 @@ class Verification:
         )
 
     def _open_active(self) -> Generation | None:
-        live = self.guard._runtime.active_filter
-        state = live.table.current(self.guard.name)
-        if not state.active or not state.is_answered_by(state.active):
-            return None
-        if locate_store(state.identity, live.store.patient) is None:
-            return None
-        return open_active(self.guard, state)
+        active = self.guard._runtime.active_filter
+        state = active.table.current(self.guard.name)
+        is_usable = state.active and state.is_answered_by(state.active)
+        is_usable = is_usable and locate_store(state.identity, active.store.patient) is not None
+        return open_active(self.guard, state) if is_usable else None
 
     def _scan(self, source: Source, generation: Generation, total: int, sources: int) -> None:
         layout, filters = generation.layout, list(generation.filters())
 
-        def check(batch: _Batch) -> tuple[int, list[Any]]:
+        def check(batch: tuple[KeyPage, _ValueAt]) -> tuple[int, list[Any]]:
             return batch[0].rows, _suspects(layout, filters, *batch)
 
         with closing(overlapped(check, self._batches(source, sources))) as checked:
@@ -154,7 +152,7 @@ class Verification:
                 if self._missing >= MOST_MISSING:
                     break
 
-    def _batches(self, source: Source, sources: int) -> Iterator[_Batch]:
+    def _batches(self, source: Source, sources: int) -> Iterator[tuple[KeyPage, _ValueAt]]:
         """Yield the rows of ``source``, or its share of the sample."""
         if source.is_gathered and self.sample is None:
             for page in source.pages():
@@ -167,8 +165,7 @@ class Verification:
         while some := list(islice(found, _ROWS_AT_ONCE)):
             keys, values = [], []
             for each in some:
-                key = source.key(each)
-                if key is not None:
+                if (key := source.key(each)) is not None:
                     keys.append(key)
                     values.append(source.value(each))
             yield KeyPage(len(some), partial(list, keys)), values.__getitem__
@@ -177,29 +174,22 @@ class Verification:
         """Count which of these values have a row and are not in the filter, and fence the guard at the first one."""
         if suspects and self.guard.sync == "signals":
             self._sleep(LEASE_SECONDS)  # signals add a key after the commit, so maybe after the row was read
+        active_filter = self.guard._runtime.active_filter
         for value in suspects:
-            key = self.guard._meta.keys.key(value)
-            # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
-            denies = partial(_lacks, generation, key) if self._missing else partial(self._is_absent, key)
-            if is_denied(partial(_exists, source, value), denies):
+            key, rows = self.guard._meta.keys.key(value), source.rows().filter(**self.guard._meta.conditions(value))
+
+            def denies(key: bytes = key) -> bool:
+                # Until it is fenced, ask the guard itself: its filter may have been replaced meanwhile.
+                return not generation.might_contain(key) if self._missing else active_filter.ask(key) is ABSENT
+
+            if is_denied(rows.exists, denies):
                 self._missing += 1
                 if self._missing == 1:
-                    self.guard._runtime.active_filter.table.fence(self.guard.name, "rows are missing from its filter")
+                    active_filter.table.fence(self.guard.name, "rows are missing from its filter")
                 send(false_negative_found, type(self.guard), guard=self.guard, value=plain(value))
 
-    def _is_absent(self, key: bytes) -> bool:
-        return self.guard._runtime.active_filter.ask(key) is ABSENT
 
-
-def _exists(source: Source, value: Any) -> bool:
-    return source.rows().filter(**source.guard._meta.conditions(value)).exists()
-
-
-def _lacks(generation: Generation, key: bytes) -> bool:
-    return not generation.might_contain(key)
-
-
-def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, value: Callable[[int], Any]) -> list[Any]:
+def _suspects(layout: Layout, filters: Sequence[BodyFilter], page: KeyPage, value: _ValueAt) -> list[Any]:
     """Return the values that are not in the filters."""
     found = layout.contains_many(filters, page.keys)
     return [value(int(index)) for index in np.flatnonzero(~found)[:MOST_MISSING]]

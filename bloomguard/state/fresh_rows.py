@@ -22,7 +22,7 @@ def fresh_rows(rows: models.QuerySet[Any], size: int = 0, proof: Any = None) -> 
     """Yield the rows of a ``values_list()`` of fields, converted as Django does.
 
     With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does. ``proof``: of
-    :mod:`bloomguard.rebuild.proof`, which is read with the rows; raises its exception.
+    ``bloomguard.rebuild.pages``, which is read with the rows; raises its exception.
     """
     connection: Any = connections[rows.db]
     compiler = rows.query.get_compiler(rows.db)

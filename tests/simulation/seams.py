@@ -40,7 +40,7 @@ def install() -> None:
     from django.db import connections
 
     from bloomguard.guards import meta
-    from bloomguard.rebuild import locks, pages, rebuild, row_changes, standby
+    from bloomguard.rebuild import locks, pages, rebuild, standby
     from bloomguard.state import active_filter, connection, negative_cache, row
     from bloomguard.state import table as state
     from bloomguard.writes import fencing, idle, statements, unknown_guards
@@ -57,11 +57,11 @@ def install() -> None:
     for module in (active_filter, state):
         _put(module, own_lock=lambda owner, name: threading.RLock())
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (locks, row_changes, standby, state):
+    for module in (locks, rebuild, standby, state):
         _put(module, timezone=wall)
     _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
-    for module in (row, locks, row_changes, unknown_guards):
+    for module in (row, locks, rebuild, unknown_guards):
         _put(module, socket=network)
     system = SimpleNamespace(getpid=lambda: World.current.running().pid)
     for module in (standby, unknown_guards):
