@@ -6,7 +6,7 @@ Series are by the minute for a day, by the hour for a month::
     found["blocked"], found.total("blocked"), found.times
 
 Nothing here queries the database. If a store does not respond, its series are zeros, with the reason in
-:attr:`Series.error`; counts for it are kept and written later. The thread that writes starts with the first count. A
+:attr:`Series.error`; counts for it are written when it does. The thread that writes starts with the first count. A
 process that is killed loses its counts since the last flush. Counts of a process that works on a temporary database, as
 in a test run, are not those of the site: there the thread does not start.
 """
@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -155,17 +155,13 @@ def _steps(column: array[int], rows: int) -> list[int]:
 
 #: Mean seconds between two flushes.
 FLUSH_SECONDS = 5.0
-#: Maximum rows per guard that wait for a store; older ones are dropped.
-MOST_WAITING = 120
 #: Seconds that an exiting process waits for its last flush.
 _PATIENCE = 1.0
 
 _COLUMN = {name: column for column, name in enumerate(NAMES)}
 
-#: (guard, name) -> count since the last flush.
+#: (guard, name) -> count.
 News = Mapping[tuple[str, str], int]
-#: One row of a guard's counts: (step in seconds, number of steps since 1970).
-CountRow = tuple[int, int]
 
 
 class Flusher:
@@ -184,8 +180,8 @@ class Flusher:
         self._started = threading.Lock()  # acquired once, to start the thread
         self._ended = threading.Event()
         self._finished: threading.Event | None = None  # of the thread
-        self._waiting: dict[str, dict[CountRow, Counter[int]]] = {}
-        self._flushed: dict[tuple[str, str], int] = {}
+        self._heard: News = {}  # what the listeners have got
+        self._written: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)  # (guard, step) -> columns
 
     def start(self) -> None:
         """Start the thread, unless it is running or the database is temporary.
@@ -215,63 +211,47 @@ class Flusher:
                 log_once.error(error, "bloomguard could not write its counts, because of an internal error")
 
     def flush(self) -> None:
-        """Write all new counts to the stores; those for a store that fails are kept for the next flush."""
+        """Write all new counts to the stores; those for a store that fails are part of the next flush."""
         with self._lock:
-            news = self._new_counts()
+            counted, heard = counts.read(), self._heard
+            self._heard = counted
+            news = {key: number - heard.get(key, 0) for key, number in counted.items() if number > heard.get(key, 0)}
             for listener in self.listeners:
                 try:
                     listener(news)
                 except Exception as error:
                     log_once.error(error, "bloomguard could not pass its counts on to a listener")
-            self._sort(news)
-            self._write()
+            totals: dict[str, Counter[int]] = {}
+            for (guard, name), number in counted.items():
+                if name in _COLUMN:
+                    totals.setdefault(guard, Counter())[_COLUMN[name]] = number
+            self._write(totals)
 
-    def _new_counts(self) -> News:
-        counted, flushed = counts.read(), self._flushed
-        self._flushed = counted
-        return {key: number - flushed.get(key, 0) for key, number in counted.items() if number > flushed.get(key, 0)}
-
-    def _sort(self, news: News) -> None:
-        now = int(self.clock())
-        for (guard, name), number in news.items():
-            if name in _COLUMN:
-                rows = self._waiting.setdefault(guard, {})
-                for step in (MINUTE, HOUR):
-                    rows.setdefault((step, now // step), Counter())[_COLUMN[name]] += number
-
-    def _write(self) -> None:
+    def _write(self, totals: Mapping[str, Counter[int]]) -> None:
         silent: set[str] = set()
-        for name, rows in list(self._waiting.items()):
+        for name, columns in totals.items():
             guard = registry.get(name)
-            if guard is None:
-                del self._waiting[name]
-            elif (alias := guard.store) not in silent:
-                try:
-                    self._write_guard(name, rows, stores[alias])
-                except BloomGuardError as error:
-                    silent.add(alias)
-                    logger.debug("bloomguard keeps its counts until the store %r can be written: %s", alias, error)
-                except Exception as error:
-                    silent.add(alias)
-                    text = "bloomguard could not write its counts to the store %r, because of an internal error"
-                    log_once.error(error, text, alias)
-            for row in sorted(rows, key=lambda row: row[0] * row[1])[:-MOST_WAITING]:
-                del rows[row]
+            if guard is None or (alias := guard.store) in silent:
+                continue
+            try:
+                self._write_guard(name, columns, stores[alias])
+            except BloomGuardError as error:
+                silent.add(alias)
+                logger.debug("bloomguard keeps its counts until the store %r can be written: %s", alias, error)
+            except Exception as error:
+                silent.add(alias)
+                text = "bloomguard could not write its counts to the store %r, because of an internal error"
+                log_once.error(error, text, alias)
 
-    @staticmethod
-    def _write_guard(guard: str, rows: dict[CountRow, Counter[int]], store: Store) -> None:
-        pages: dict[Page, list[CountRow]] = {}
-        for step, number in rows:
-            pages.setdefault(Page(guard, step, number // ROWS), []).append((step, number))
-        for page, some in pages.items():
-            cells = {
-                number % ROWS * COLUMNS + column: times
-                for step, number in some
-                for column, times in rows[step, number].items()
-            }
-            store.add_metrics(page, cells)
-            for row in some:
-                del rows[row]
+    def _write_guard(self, guard: str, columns: Counter[int], store: Store) -> None:
+        now = int(self.clock())
+        for step in (MINUTE, HOUR):
+            if news := columns - self._written[guard, step]:
+                page, row = divmod(now // step, ROWS)
+                store.add_metrics(
+                    Page(guard, step, page), {row * COLUMNS + column: times for column, times in news.items()}
+                )
+                self._written[guard, step] = columns
 
 
 flusher = Flusher()

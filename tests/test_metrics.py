@@ -197,7 +197,7 @@ def broken(*args):
 
 
 def test_a_store_that_is_away_gets_its_figures_later(flusher, calendar, memory, monkeypatch):
-    """What was counted while a store is away goes to the minutes that it belongs to, once."""
+    """What was counted while a store is away goes to the minute in which it is back, once."""
     with monkeypatch.context() as patch:
         patch.setattr(memory, "add_metrics", broken)
         for _ in range(3):
@@ -206,22 +206,21 @@ def test_a_store_that_is_away_gets_its_figures_later(flusher, calendar, memory, 
             calendar.now += timedelta(minutes=1)
     flusher.flush()
 
-    found = since(1, calendar.now)
-    assert found["unreachable"][-3:] == [2, 2, 2]
+    assert since(1, calendar.now + timedelta(minutes=1))["unreachable"][-1] == 6
 
 
-def test_what_waits_is_bounded(flusher, calendar, memory, monkeypatch):
-    """A store that is away for days costs the memory of two hours, the latest."""
+def test_a_store_that_goes_away_between_two_pages_counts_nothing_twice(flusher, calendar, memory, monkeypatch):
+    """The page of the day has the counts already when that of the month gets them."""
+    add = memory.add_metrics
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "add_metrics", broken)
-        for _ in range(2_000):
-            count("unreachable")
-            flusher.flush()
-            calendar.now += timedelta(minutes=1)
-        assert sum(map(len, flusher._waiting.values())) <= figures.MOST_WAITING
+        patch.setattr(memory, "add_metrics", lambda page, cells: broken() if page.step == HOUR else add(page, cells))
+        count("unreachable", 2)
+        flusher.flush()
+    count("unreachable")
     flusher.flush()
 
-    assert 100 < since(2, calendar.now).total("unreachable") <= figures.MOST_WAITING
+    end = calendar.now + timedelta(hours=1)
+    assert [since(1, end, step).total("unreachable") for step in (MINUTE, HOUR)] == [3, 3]
 
 
 def test_one_store_that_is_away_keeps_no_other_from_its_figures(flusher, memory, monkeypatch):
@@ -257,12 +256,11 @@ def test_a_store_with_an_error_of_its_own_keeps_no_other_from_its_figures(flushe
 
 
 def test_a_guard_that_is_gone_has_no_figures(flusher, memory):
-    """What nobody guards any more, and what has no column, is let go."""
+    """What nobody guards any more, and what has no column, is not written."""
     count("maybe", guard="of-yesterday")
     count("of a version to come")
     flusher.flush()
 
-    assert flusher._waiting.get("of-yesterday") is None
     assert memory._pages == {}
 
 
@@ -317,7 +315,7 @@ def test_a_thread_that_cannot_be_started_is_started_later(flusher, monkeypatch):
 
 def test_a_mistake_of_ours_is_said_once(flusher, caplog, monkeypatch):
     """Whatever goes wrong in the thread, it goes on, and says so once."""
-    monkeypatch.setattr(flusher, "_new_counts", lambda: 1 / 0)
+    monkeypatch.setattr(counts, "read", lambda: 1 / 0)
     flusher.stop()
     for _ in range(3):
         flusher._run()
@@ -334,8 +332,8 @@ def test_a_listener_that_raises_keeps_no_count_from_the_store(flusher, memory, c
         counts.of("product")["maybe"]()
         flusher.flush()
 
-    assert len(heard) == 3
-    assert flusher._waiting["product"] == {}
+    assert heard == [{("product", "maybe"): 1}] * 3
+    assert since(1, NOON + timedelta(minutes=1)).total("maybe") == 3
     assert [record.getMessage() for record in caplog.records] == [
         "bloomguard could not pass its counts on to a listener"
     ]
