@@ -20,8 +20,8 @@ from ..guards import Guard, registry
 from ..guards.places import databases_of
 from ..guards.scopes import DATABASE, sets_schema
 from ..models import GuardState
+from ..rebuild.backends import identity_of, is_standby
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
-from ..rebuild.sources import identity_of, is_standby
 from ..state.connection import new_connection
 from ..state.table import table
 from ..writes.catalogue import Catalogue, Flow

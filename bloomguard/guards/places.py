@@ -161,7 +161,7 @@ def may_be_one_database(one: str, other: str) -> bool:
     """Return whether two aliases may lead to one database; also if that cannot be found out. May query. Never raises.
 
     They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
-    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/sources.py.
+    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/backends.py.
     """
     try:
         connection, second = connections[one], connections[other]

@@ -1,4 +1,4 @@
-"""What a filter needs of the project's database backend, and no query can show."""
+"""What a rebuild has to know of a database and its backend, besides rows and columns."""
 
 from __future__ import annotations
 
@@ -7,11 +7,20 @@ from contextlib import closing, suppress
 from typing import Any
 
 from django.db import Error
+from django.db.backends.base.base import BaseDatabaseWrapper
 
-from ..state.connection import new_connection
+from ..guards.places import name_of_database
+from ..state.connection import DatabaseConnection, new_connection
+from ..state.identity import file_of
 from ..writes.raw import watch
 
 _PROBE = "SELECT 1 AS bloomguard"
+#: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
+#: standby; but a standby is refused.
+_IDENTITIES = {
+    "postgresql": "SELECT pg_postmaster_start_time()::text, current_database()",
+    "mysql": "SELECT @@hostname, @@port, @@datadir, DATABASE()",
+}
 
 
 def doubts(connection: Any) -> Iterator[str]:
@@ -40,3 +49,24 @@ def calls_wrappers(connection: Any) -> bool:
             cursor.execute(_PROBE)
             cursor.executemany(_PROBE, [()])
     return seen == [False, True]
+
+
+def is_standby(connection: BaseDatabaseWrapper) -> bool:
+    """Return whether the server is a standby, whose rows are those of another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {DatabaseConnection(connection.alias).is_standby}")
+        return bool(int(cursor.fetchone()[0]))
+
+
+def identity_of(connection: BaseDatabaseWrapper) -> Any:
+    """Return what is the same for all aliases of one database, whatever their settings.
+
+    Two databases never have it in common, but one may have another after a restart. See also
+    :func:`bloomguard.guards.places.may_be_one_database`.
+    """
+    found = file_of(connection)
+    if connection.vendor in _IDENTITIES:
+        with connection.cursor() as cursor:
+            cursor.execute(_IDENTITIES[connection.vendor])
+            found = cursor.fetchone()
+    return found or name_of_database(connection.settings_dict)

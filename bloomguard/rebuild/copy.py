@@ -39,8 +39,8 @@ class FilterCopy(Rebuild):
     def __init__(self, guard: Guard, origin: str, **options: Any) -> None:
         super().__init__(guard, **options)
         self.origin: Store = stores[origin].patient
-        self._original: Generation | None = None
-        self._from: State | None = None
+        self._original: Generation  # since :meth:`_plan`, as the state row names it
+        self._from: State
 
     def _plan(self) -> tuple[int, Layout]:
         """Open the original; return the number of rows at its build, and its layout."""
@@ -91,7 +91,6 @@ class FilterCopy(Rebuild):
         return expected
 
     def _each_shard(self, act: Callable[[int, Frame], object]) -> None:
-        assert self._original is not None
         shards, rows = self._original.layout.header.shards, self._expected_rows
         for shard in range(shards):
             with self._naming_origin():
@@ -109,7 +108,6 @@ class FilterCopy(Rebuild):
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r}: {error}") from error
 
     def _source(self) -> str:
-        assert self._from is not None
         return self._from.source
 
     def _why_fenced(self, before: State) -> str:
@@ -120,7 +118,6 @@ class FilterCopy(Rebuild):
 
     def retire(self, state: State) -> None:
         """Drop the original: no process has answered from it since the fence."""
-        assert self._from is not None
         for name in self._from.generations:
             try:
                 self.origin.drop(self.guard.name, name)

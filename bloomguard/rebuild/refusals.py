@@ -28,7 +28,7 @@ from ..guards import conditions as alive
 from ..guards.fields import kind_of, own_class, value_field
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..guards.scopes import SCHEMA
-from ..state.connection import is_denied
+from ..state.connection import is_denied, sqlstate_of
 from ..writes.tables import folded_column, tracked_columns
 from . import backends
 
@@ -42,6 +42,8 @@ CURE = (
 )
 RETYPE = "Change the column to the type that Django creates for the field, or look rows up by another field."
 
+#: PostgreSQL's error "insufficient_privilege".
+_PRIVILEGE = "42501"
 #: By the kind of key: PostgreSQL's types under which two values are equal only if their keys are equal.
 _EXACT_TYPES = {
     "integer": {"int2", "int4", "int8", "numeric"},
@@ -169,10 +171,7 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
 
 
 def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal | None:
-    """Return the columns that the role may not read, with the cure; ``None`` if it may read all, or is on SQLite.
-
-    Raises :class:`DatabaseError`.
-    """
+    """Return which columns the role may not read, with the cure, if there are any. Raises :class:`DatabaseError`."""
     if connection.vendor not in ("postgresql", "mysql"):
         return None
     fields: set[Any] = {*guard._meta.fields, *guard.model._meta.pk_fields}
@@ -181,26 +180,21 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal
     for table in sorted({field.model._meta.db_table for field in fields}):
         name = connection.ops.quote_name(table)
         columns = sorted(field.column for field in fields if field.model._meta.db_table == table)
-        if connection.vendor == "mysql":
-            try:
-                listed = ", ".join(map(connection.ops.quote_name, columns))
-                _fetch(connection, f"SELECT {listed} FROM {name} WHERE 1 = 0", [])  # noqa: S608
-            except DatabaseError as error:
-                if not is_denied(error):
-                    raise
-                return Refusal(str(error).strip(), f"GRANT SELECT ON {name} TO the site's login.")
-            continue
-        denied = _fetch(
-            connection,
-            "SELECT attname, current_user FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) "
-            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT') ORDER BY attname",
-            [name, columns],
-        )
-        if denied:
-            listed, role = ", ".join(column for column, _ in denied), denied[0][1]
-            reason = f"the role {role!r} may not read {listed} of {table}"
+        if denied := [column for column in columns if not _may_read(connection, name, column)]:
+            role = _fetch(connection, "SELECT current_user", [])[0][0]
+            reason = f"the role {role!r} may not read {', '.join(denied)} of {table}"
             return Refusal(reason, f"GRANT SELECT ON {name} TO {role}.")
     return None
+
+
+def _may_read(connection: BaseDatabaseWrapper, name: str, column: str) -> bool:
+    try:
+        _fetch(connection, f"SELECT {connection.ops.quote_name(column)} FROM {name} WHERE 1 = 0", [])  # noqa: S608
+    except DatabaseError as error:
+        if not is_denied(error) and sqlstate_of(error.__cause__) != _PRIVILEGE:
+            raise
+        return False
+    return True
 
 
 def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
@@ -292,12 +286,13 @@ def _computed(guard: Guard, connection: BaseDatabaseWrapper, table: str) -> froz
 
 def _difference(connection: BaseDatabaseWrapper, guard: Guard, field: models.Field[Any, Any]) -> str:
     """Return why values of ``field`` that are equal in the database may have different keys; empty if they cannot."""
-    kind, cast = str(kind_of(field)), "%s"
-    if connection.vendor in ("postgresql", "mysql"):
-        ask = _by_catalogue if connection.vendor == "postgresql" else _by_mysql_catalogue
-        found, cast = ask(connection, field, kind)
-        if not found or kind != "text" or not guard._meta.normalizes:
-            return found
+    kind, cast, found = str(kind_of(field)), "%s", ""
+    if connection.vendor == "postgresql":
+        found, cast = _by_catalogue(connection, field, kind)
+    elif connection.vendor == "mysql":
+        found = _by_mysql_catalogue(connection, field, kind)
+    if connection.vendor != "sqlite" and not (found and kind == "text" and guard._meta.normalizes):
+        return found
     return _by_comparing(connection, guard, field, kind, cast)
 
 
@@ -329,11 +324,8 @@ def _by_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any]
     return "", cast
 
 
-def _by_mysql_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any], kind: str) -> tuple[str, str]:
-    """Return what is inexact about the type or collation of a column of MySQL or MariaDB, and ``%s``: it needs no cast.
-
-    By default both treat A and a as equal.
-    """
+def _by_mysql_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any, Any], kind: str) -> str:
+    """Return what is inexact about the type or collation of a column: by default both treat A and a as equal."""
     found = _fetch(
         connection,
         "SELECT data_type, collation_name FROM information_schema.columns "
@@ -342,10 +334,10 @@ def _by_mysql_catalogue(connection: BaseDatabaseWrapper, field: models.Field[Any
     )
     for name, collation in found:  # none: the statement that reads the column fails
         if name not in _MYSQL_TYPES[kind]:
-            return f"is of the type {name}", "%s"
+            return f"is of the type {name}"
         if kind == "text" and collation not in EXACT_COLLATIONS:
-            return f"is of the collation {collation}", "%s"
-    return "", "%s"
+            return f"is of the collation {collation}"
+    return ""
 
 
 def _by_comparing(

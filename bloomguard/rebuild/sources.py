@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -10,26 +9,17 @@ from functools import partial
 from typing import Any
 
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..exceptions import RebuildError
 from ..filters.layout import KeysSummary
 from ..guards import Guard
 from ..guards.keys import NoScope, Scoped, head_of
-from ..guards.places import name_of_database, schemas
+from ..guards.places import schemas
 from ..guards.scopes import DATABASE, SCHEMA, first_alias_of, no_schema
-from ..state.connection import DatabaseConnection
 from ..stores import Generation
+from .backends import identity_of, is_standby
 from .pages import KeyPage
 from .source import Source
-
-#: What is the same for all connections to one database. Two databases never have it in common, nor a server and its
-#: standby; but a standby is refused.
-_IDENTITIES = {
-    "postgresql": "SELECT pg_postmaster_start_time()::text, current_database()",
-    "mysql": "SELECT @@hostname, @@port, @@datadir, DATABASE()",
-    "sqlite": "SELECT * FROM pragma_database_list WHERE name = 'main' AND file <> ''",  # none in memory
-}
 
 
 class ScopedSource(Source):
@@ -164,27 +154,3 @@ def _scoped(guard: Guard) -> list[Source]:
                 "allow_migrate of your router allow one"
             )
     return [ScopedSource(guard, scope) for scope in scopes]
-
-
-def is_standby(connection: BaseDatabaseWrapper) -> bool:
-    """Return whether the server is a standby, whose rows are those of another one."""
-    with connection.cursor() as cursor:
-        cursor.execute(f"SELECT {DatabaseConnection(connection.alias).is_standby}")
-        return bool(int(cursor.fetchone()[0]))
-
-
-def identity_of(connection: BaseDatabaseWrapper) -> Any:
-    """Return what is the same for all aliases of one database, whatever their settings.
-
-    Two databases never have it in common, but one may have another after a restart. See also
-    :func:`bloomguard.guards.places.may_be_one_database`.
-    """
-    found = None
-    if connection.vendor in _IDENTITIES:
-        with connection.cursor() as cursor:
-            cursor.execute(_IDENTITIES[connection.vendor])
-            found = cursor.fetchone()
-    if connection.vendor == "sqlite" and found:
-        about = os.stat(found[2])
-        found = about.st_dev, about.st_ino
-    return found or name_of_database(connection.settings_dict)
