@@ -184,10 +184,7 @@ class Flusher:
         self._written: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)  # (guard, step) -> columns
 
     def start(self) -> None:
-        """Start the thread, unless it is running or the database is temporary.
-
-        Raises :class:`RuntimeError` if the process can start none now; a later call tries again.
-        """
+        """Start the thread, unless it runs or the database is temporary. After a :class:`RuntimeError`, call again."""
         if not table.connection.is_temporary and self._started.acquire(blocking=False):
             try:
                 self._finished = start_thread(self._run)

@@ -26,10 +26,7 @@ _LOOP_SECONDS = 0.1
 
 
 def state_of(guard: Guard) -> str:
-    """Return ``"armed"``, or why this process lets every request to the guard pass, such as ``"cold"``. Never raises.
-
-    May wait for the database and the store.
-    """
+    """Return ``"armed"``, or why this process lets every request pass, such as ``"cold"``. May wait. Never raises."""
     answering = guard._runtime.answering()
     return answering.reason if isinstance(answering, Decision) else ARMED
 

@@ -80,10 +80,7 @@ class GuardsCommand(JsonCommand):
             raise CommandError(self.interrupted, returncode=130) from None
 
     def _without_memory(self, guards: Sequence[Guard], *, are_named: bool) -> list[Guard]:
-        """Leave out guards whose filters are in the memory of the site's process, which is not this one.
-
-        Raises :class:`CommandError` if the user has named them (``are_named``), or if there are no others.
-        """
+        """Leave out guards whose filters are in the memory of another process; raise if one is named, or none left."""
         left = []
         for guard in guards:
             with suppress(BloomGuardError):  # the command, or a check, reports it

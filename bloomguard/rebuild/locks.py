@@ -183,10 +183,7 @@ def _is_locked(cursor: Any, table: str, kind: str, seconds: int) -> bool:
 
 
 def _wait(tables: Collection[str], waited: float, step: float, sleep: Callable[[float], None]) -> float:
-    """Sleep, and return ``waited + step``, the seconds since the wait began; log once that it takes long.
-
-    Raises :class:`RebuildError` after :data:`MAX_WAIT_SECONDS`.
-    """
+    """Sleep, and return ``waited + step``; log once that it takes long, and raise :class:`RebuildError` in the end."""
     names = ", ".join(sorted(tables))
     if waited >= MAX_WAIT_SECONDS:
         raise RebuildError(

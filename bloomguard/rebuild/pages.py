@@ -229,10 +229,7 @@ class KeyPage:
 
     @cached_property
     def keys(self) -> Keys:
-        """The keys in a form that :meth:`KeyHash.digests` takes, unpacked by the first thread that reads them.
-
-        Raises :class:`RebuildError` if their number differs from that of the rows.
-        """
+        """The keys in a form that :meth:`KeyHash.digests` takes, unpacked by the first thread that reads them."""
         return self.make()
 
 
@@ -249,10 +246,7 @@ def overlapped(work: Callable[[Any], Any], items: Iterable[Any]) -> Generator[An
 
 
 def fill(generation: Generation, pages: Generator[KeyPage], progress: Callable[[int], None]) -> int:
-    """Add all pages to ``generation``, which the caller seals afterwards; return the number of rows.
-
-    ``progress(rows so far)`` is called after every page. Exceptions of the pages and the generation are raised here.
-    """
+    """Add all pages to ``generation``; return the number of rows. ``progress(rows so far)`` is called after each."""
 
     def add(page: KeyPage) -> int:
         generation.add_many(page.keys)

@@ -135,10 +135,7 @@ class Need:
 
 
 def plan_layout(guard: Guard, summary: KeysSummary) -> Layout:
-    """Return :func:`layout_of` if the guard's store has room for it.
-
-    Raises :class:`RebuildError` for a mistake in the guard's options, and, with the figures, if its store has no room.
-    """
+    """Return :func:`layout_of`. Raises :class:`RebuildError` for mistaken options, or if the store has no room."""
     for mistake in guard._mistakes:
         raise RebuildError(f"{guard.name}: {mistake.reason}. {mistake.cure}")
     layout = layout_of(guard, summary)
@@ -278,10 +275,7 @@ def stale_share(keys: int, rows: int) -> float:
 
 
 def growth_baseline(row: GuardState | None) -> dict[str, Any]:
-    """Return the fields that the next publication sets to keep the count from which growth is computed.
-
-    ``row`` is the state row before the publication, ``None`` if there is none.
-    """
+    """Return the fields that keep the count from which growth is computed; ``row`` is as before the publication."""
     if row is None or row.published_at is None:
         return {}
     former = row.former_published_at
@@ -301,10 +295,7 @@ def rows_a_day(counts: Sequence[tuple[datetime, int]]) -> float | None:
 
 
 def days_to_capacity(rows: int, capacity: int, a_day: float | None) -> float | None:
-    """Return the days until ``rows`` reach ``capacity``; 0 if they have, ``None`` if they do not grow.
-
-    ``a_day`` is the growth in rows a day; ``None``, if it is unknown, gives ``None``.
-    """
+    """Return the days until ``rows`` reach ``capacity`` if they grow by ``a_day``; ``None`` if they do not."""
     if rows >= capacity:
         return 0.0
     return (capacity - rows) / a_day if a_day is not None and a_day > 0 else None

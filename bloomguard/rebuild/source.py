@@ -85,10 +85,7 @@ class Source:
         return unwrapped(values)
 
     def key(self, values: Sequence[Any]) -> bytes | None:
-        """Return the key of a row with these ``values``, ``None`` if no request can ask for it.
-
-        Raises :class:`RebuildError` if that is uncertain.
-        """
+        """Return the key of a row, ``None`` if no request can ask for it; raises :class:`RebuildError` in doubt."""
         try:
             return self.guard._meta.keys.key(self.value(values))
         except (Unkeyable, OutOfRange):  # NULL, or a value that no request is converted to
@@ -147,10 +144,7 @@ class Source:
         return self._all_rows().filter(pk__isnull=False).order_by(order).values_list("pk", flat=True).first()
 
     def all_values(self, size: int, after: Any = None) -> Generator[tuple[Any, ...]]:
-        """Yield the values of the guard's fields for all rows, of which ``size`` are in memory at a time.
-
-        ``after``: only for rows with a greater primary key.
-        """
+        """Yield the fields of all rows, or those with a primary key above ``after``; ``size`` are in memory at once."""
         names, end = self.guard._meta.attnames, after
         if not self._is_paged():
             yield from fresh_rows(self.rows().values_list(*names), size, self.proof)

@@ -29,10 +29,7 @@ _BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 
 def prefix_of(here: str) -> str:
-    """Return how the names of all generations begin that are built from the database ``here``.
-
-    So sites that share a store in error do not remove each other's.
-    """
+    """Return how the names of all generations begin that are built from ``here``: other sites do not remove those."""
     lasting, _, _ = here.partition("@")  # the rest changes with a restart
     return "r" + hashlib.sha256(lasting.encode()).hexdigest()[:8]
 

@@ -3,9 +3,8 @@
 :class:`Verification` checks the active filter of a guard, :class:`PublishCheck` a new generation before it is
 published.
 
-A row that is committed during a verification was added to the filter before it became visible. If a row is missing
-from the filter, both are asked again, because the row may have been deleted meanwhile: see
-:func:`bloomguard.guards.spot_checks.is_denied`.
+A row that is committed meanwhile was added to the filter before it became visible. If a row is missing from the filter,
+both are asked again, as it may have been deleted meanwhile: see :func:`bloomguard.guards.spot_checks.is_denied`.
 """
 
 from __future__ import annotations
@@ -97,10 +96,7 @@ class Verification:
         self._rows = self._missing = 0
 
     def run(self) -> Findings:
-        """Verify, and fence the guard at the first missing row.
-
-        Raises :class:`StoreError`, :class:`FilterError`, :class:`RebuildError` and :class:`DatabaseError`.
-        """
+        """Verify, and fence the guard at the first missing row. Raises what the store and the database do."""
         began = time.monotonic()
         generation = self._open_active()
         if generation is None:

@@ -76,10 +76,7 @@ class StateCollector:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> Metrics:
-    """Register counters and collector in ``registry``, and update the counters from now on.
-
-    Raises :class:`ValueError` if they are registered already.
-    """
+    """Register counters and collector in ``registry``, where they are not yet, and update them from now on."""
     metrics = Metrics(registry)
     registry.register(StateCollector())  # type: ignore[arg-type, unused-ignore]  # describe() and collect() are all that it calls
     flusher.listeners.append(metrics.update)
