@@ -96,7 +96,7 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(11)
+@mutant(150)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
@@ -109,7 +109,7 @@ def rows_of_a_standby() -> Patches:
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(64)
+@mutant(1)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
@@ -118,7 +118,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(5)
+@mutant(70)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -150,13 +150,13 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     ]
 
 
-@mutant(10)
+@mutant(3)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(7)
+@mutant(6)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
@@ -177,7 +177,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(73)
+@mutant(81)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(idle, "is_in_time", lambda guard, since: True)]
@@ -222,19 +222,19 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(18)
+@mutant(13)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(20)
+@mutant(3)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(3)
+@mutant(40)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -265,7 +265,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(13)
+@mutant(47)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -288,7 +288,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(88)
+@mutant(306)
 def no_wait_of_writers_for_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before. Looked for where stores are
     replaced."""
@@ -304,25 +304,25 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(4)
+@mutant(3)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one.is_building)
 
 
-@mutant(18)
+@mutant(12)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(3)
+@mutant(17)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(18)
+@mutant(1)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -339,14 +339,14 @@ def publish_without_compare_and_set() -> Patches:
 # -- discards
 
 
-@mutant(134)
+@mutant(87)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(134)
+@mutant(172)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -366,13 +366,13 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(4)
+@mutant(28)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(25)
+@mutant(8)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
