@@ -44,7 +44,6 @@ OPEN = [
     "two:detail",
     "two:edit",
     "alive",
-    "alive-both",
 ]
 
 
