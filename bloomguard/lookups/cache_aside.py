@@ -20,13 +20,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import random
 import secrets
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from concurrent import futures
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
@@ -37,7 +39,7 @@ from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import after_fork, log_once, own_lock, seconds
+from ..process import log_once, own_lock, seconds
 from ..state.transactions import has_begun
 from ..verdicts import Verdict
 from .misses import confirm_missing
@@ -138,13 +140,16 @@ def _key(guard: Guard, value: Any) -> str | None:
 # -- one load for all callers
 
 
-@dataclass(eq=False)
-class Flight:
-    """One load. ``done`` is a future of threads or of an event loop; ``result`` is ``_MISSING`` if there is none."""
+class _Flight(NamedTuple):
+    """One load. ``done`` is a future of threads or of an event loop; without a value its result is ``_MISSING``."""
 
     began: float
     done: Any
-    result: Any = _MISSING
+
+
+#: (process, scope, cache key) -> the load under way. A forked child does not run the threads of its parent.
+_flights: dict[tuple[int, Any, str | None], _Flight] = {}
+_lock = own_lock(sys.modules[__name__], "_lock")
 
 
 class _Stopped(Exception):
@@ -179,6 +184,25 @@ class _Call:
             log_once.error(error, "bloomguard loads values without the cache because the cache failed")
             return otherwise
 
+    def join(self, now: float) -> tuple[_Flight, bool]:
+        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
+        place = os.getpid(), self.scope, self.key
+        with _lock:
+            flight = _flights.get(place)
+            if flight is not None and now - flight.began < self.patience:
+                return flight, False
+            done: Any = asyncio.get_running_loop().create_future() if self.is_async else futures.Future()
+            flight = _flights[place] = _Flight(now, done)
+            return flight, True
+
+    def land(self, flight: _Flight, result: Any) -> None:
+        """End the flight and wake all callers that wait for it."""
+        place = os.getpid(), self.scope, self.key
+        with _lock:
+            if _flights.get(place) is flight:
+                del _flights[place]
+        flight.done.set_result(result)
+
     async def load_and_cache(self) -> Any:
         try:
             value = await self.load() if self.is_async else self.load()
@@ -187,17 +211,11 @@ class _Call:
         except StopIteration as error:
             raise _Stopped(error) from error
         if value is not None and self.key is not None:
-            await self.ask("set", self.key, value, self.jittered())
+            timeout = self.timeout
+            if timeout is not None and timeout > 0:
+                timeout -= random.randint(0, int(timeout) // 10)  # noqa: S311  # no secret
+            await self.ask("set", self.key, value, timeout)
         return value
-
-    def jittered(self) -> float | None:
-        """Return the timeout minus up to a tenth."""
-        if self.timeout is None or self.timeout <= 0:
-            return self.timeout
-        return self.timeout - random.randint(0, int(self.timeout) // 10)  # noqa: S311  # no secret
-
-    def new_future(self) -> Any:
-        return asyncio.get_running_loop().create_future() if self.is_async else futures.Future()
 
     async def wait(self, done: Any, timeout: float) -> None:
         if self.is_async:
@@ -213,43 +231,11 @@ class _Call:
 
     async def is_in_transaction(self) -> bool:
         """Return whether a load may see other rows than those of other callers: an older snapshot, own writes."""
-        return await sync_to_async(_is_in_transaction)() if self.is_async else _is_in_transaction()
 
+        def has_any() -> bool:
+            return any(map(has_begun, connections.all(initialized_only=True)))
 
-def _is_in_transaction() -> bool:
-    return any(map(has_begun, connections.all(initialized_only=True)))
-
-
-class Flights:
-    """The loads under way in this process, by scope and cache key."""
-
-    def __init__(self) -> None:
-        self._under_way: dict[tuple[Any, str | None], Flight] = {}
-        self._lock = own_lock(self, "_lock")
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        self._under_way = {}  # the parent's threads do not run in this process
-
-    def join(self, call: _Call, now: float) -> tuple[Flight, bool]:
-        """Return the flight under way or a new one, and ``True`` if it is new: then the caller has to load."""
-        with self._lock:
-            flight = self._under_way.get((call.scope, call.key))
-            if flight is not None and now - flight.began < call.patience:
-                return flight, False
-            flight = self._under_way[call.scope, call.key] = Flight(now, call.new_future())
-            return flight, True
-
-    def land(self, call: _Call, flight: Flight, result: Any) -> None:
-        """End the flight and wake all callers that wait for it."""
-        with self._lock:
-            if self._under_way.get((call.scope, call.key)) is flight:
-                del self._under_way[call.scope, call.key]
-        flight.result = result
-        flight.done.set_result(None)
-
-
-flights = Flights()
+        return await sync_to_async(has_any)() if self.is_async else has_any()
 
 
 async def _fetch(call: _Call) -> Any:
@@ -264,7 +250,7 @@ async def _fetch(call: _Call) -> Any:
     arrived = seconds()
     deadline = arrived + 2 * call.patience
     while (now := seconds()) < deadline:
-        flight, is_mine = flights.join(call, now)
+        flight, is_mine = call.join(now)
         if is_mine:
             shared = _MISSING
             try:
@@ -272,10 +258,10 @@ async def _fetch(call: _Call) -> Any:
                 if found is not None or not await call.is_in_transaction():
                     shared = found
             finally:
-                flights.land(call, flight, shared)
+                call.land(flight, shared)
             return found
         await call.wait(flight.done, min(flight.began + call.patience, deadline) - now)
-        result = flight.result
+        result = flight.done.result() if flight.done.done() else _MISSING
         if result is None and flight.began >= arrived and not await call.is_in_transaction():
             return None
         if result is not None and result is not _MISSING:

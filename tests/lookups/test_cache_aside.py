@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -444,10 +445,10 @@ def test_a_cancelled_task_does_not_go_on(shop, monkeypatch):
             return "tea"
 
         first = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
-        while not cache_aside.flights._under_way:
+        while not cache_aside._flights:
             await asyncio.sleep(0.001)
         waiting = asyncio.create_task(aget_or_load("product", 7, load, patience=60))
-        [flight] = cache_aside.flights._under_way.values()
+        [flight] = cache_aside._flights.values()
         while not flight.done._callbacks:
             await asyncio.sleep(0.001)
         flight.done.add_done_callback(lambda _: waiting.cancel())
@@ -574,7 +575,7 @@ def test_a_load_that_hangs_holds_up_nobody_for_long(shop, hurry):
     stuck = threading.Thread(target=load_elsewhere, args=(7, loader))
     stuck.start()
     assert hanging.wait(60)
-    [flight] = cache_aside.flights._under_way.values()
+    [flight] = cache_aside._flights.values()
     hurry(lambda future: future is flight.done, others=49)
 
     found = crowd(lambda: get_or_load("product", 7, loader), 50)
@@ -715,18 +716,19 @@ def test_a_task_that_is_cancelled_while_it_claims_leaves_no_claim(shop, claim, s
     assert asyncio.run(scene()) is None
 
 
-def test_a_child_lands_none_of_its_parents_flights(shop):
+def test_a_child_lands_none_of_its_parents_flights(shop, monkeypatch):
     """After a fork nobody waits for threads that are not there."""
-    flights, call = cache_aside.Flights(), SimpleNamespace(scope=None, key="key", patience=5, new_future=futures.Future)
-    flight, mine = flights.join(call, 0)
+    monkeypatch.setattr(cache_aside, "_flights", {})
+    call = cache_aside._Call(None, None, "key", None, None, 5, is_async=False)
+    flight, mine = call.join(0)
     assert mine
-    assert flights.join(call, 1) == (flight, False)
+    assert call.join(1) == (flight, False)
 
-    flights._after_fork()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
 
-    assert flights.join(call, 1)[1]
-    flights.land(call, flight, None)  # of an older flight: the one under way stays
-    assert not flights.join(call, 1)[1]
+    assert call.join(1)[1]
+    call.land(flight, None)  # of an older flight: the one under way stays
+    assert not call.join(1)[1]
 
 
 # -- keys and times

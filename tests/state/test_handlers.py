@@ -19,7 +19,7 @@ from bloomguard import get_or_load, process
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
 from bloomguard.guards.places import Schemas
-from bloomguard.lookups.cache_aside import Flights
+from bloomguard.lookups.cache_aside import _Call
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
@@ -92,7 +92,7 @@ SECTIONS: dict[str, tuple[list[Any], Callable[[], object]]] = {
     ),
     "schemas": ([Schemas.of, Schemas._read], ask_first),
     "definitions": ([Definitions.changed, Definitions.are_changing, Definitions._advance], change_definitions),
-    "flights": ([Flights.join, Flights.land], load),
+    "flights": ([_Call.join, _Call.land], load),
     "counts": ([type(counts).read], counts.read),
 }
 
