@@ -110,10 +110,9 @@ def _reader(route: GuardedRoute) -> Callable[[str], Any] | None:
     pattern, names = route.pattern, route.kwargs
     before, _, after = pattern.text.partition("<")
     after = after.partition(">")[2]
-    steps = pattern.steps[1:]
-    if "<" in after or len(names) != 1 or not all(type(step) is RoutePattern for step in steps):
+    if "<" in after or len(names) != 1 or not all(type(step) is RoutePattern for step in pattern.steps):
         return None
-    converter = next((step.converters[names[0]] for step in steps if names[0] in step.converters), None)
+    converter = next((step.converters[names[0]] for step in pattern.steps if names[0] in step.converters), None)
     convert = _CONVERT.get(type(converter))
     if convert is None:
         return None

@@ -191,8 +191,8 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
                 why += f"; one matches {path}/, with a slash at the end: explain that"
             return Explanation(path=path, method=method, unguarded=why)
         resolve_us = _us_since(began)
-        found = (each for each in table.patterns if each.is_of(match) and each.match(path) is not None)
-        pattern = next(found, None)
+        same_view = (each for each in table.patterns if each.callback is match.func and each.route() == match.route)
+        pattern = next((each for each in same_view if each.match(path) is not None), None)
         if pattern is None:
             why = "its URL pattern finds paths and views in its own way"
             return Explanation(path=path, method=method, unguarded=why)

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db.models import Model
-from django.urls import ResolverMatch, URLPattern, URLResolver, get_resolver
+from django.urls import URLPattern, URLResolver, get_resolver
 from django.urls.resolvers import LocalePrefixPattern, RegexPattern, RoutePattern
 from django.views.generic.base import View
 from django.views.generic.detail import SingleObjectMixin
@@ -27,7 +27,6 @@ from .openness import layers, view_class_of
 logger = logging.getLogger("bloomguard")
 
 Step = RoutePattern | RegexPattern | Any
-Match = Callable[[str], "dict[str, Any] | None"]
 
 #: The literal text at the start of an expression such as ``^cities/(?P<pk>``, up to the first special character.
 _LITERAL = re.compile(r"\^?([\w/ ,;:=@%&!~'\"-]*)(?P<optional>[?*{])?")
@@ -45,7 +44,7 @@ class Detail:
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """A URL pattern with the chain of patterns (``steps``) that leads to it.
+    """A URL pattern with the chain of patterns (``steps``) that leads to it, without the root's.
 
     ``view_name`` is that of a ``ResolverMatch``; ``captured`` are the kwargs from the path, ``fixed`` the extra ones.
     """
@@ -60,7 +59,7 @@ class Pattern:
     @cached_property
     def text(self) -> str:
         """The pattern as written in the URLconf, such as ``/cities/<int:pk>/``."""
-        return "/" + "".join(map(_text, self.steps[1:]))
+        return "/" + "".join(map(_text, self.steps))
 
     @property
     def takes_id(self) -> bool:
@@ -76,7 +75,7 @@ class Pattern:
     def literal(self) -> str:
         """The literal prefix of all its paths, as far as the steps show it."""
         found = "/"
-        for step in self.steps[1:]:
+        for step in self.steps:
             text, is_all = _literal_of(step)
             found += text
             if not is_all:
@@ -107,28 +106,22 @@ class Pattern:
             logger.debug("bloomguard does not guard %s: reading its view raises %r", self.text, error)
             return None
 
-    @cached_property
-    def match(self) -> Match:
-        """A function that returns the kwargs captured from a path; ``None`` if it does not match.
+    def match(self, path: str) -> dict[str, Any] | None:
+        """Return the kwargs captured from a path; ``None`` if it does not match.
 
-        Each step matches the rest of the path that the step before has left. The root step matches the leading slash.
+        Each step matches the rest of the path that the step before has left.
         """
-        matches = [step.match for step in self.steps[1:]]
-
-        def match(path: str) -> dict[str, Any] | None:
-            if path[:1] != "/":
+        if path[:1] != "/":
+            return None
+        rest = path[1:]
+        captured: dict[str, Any] = {}
+        for step in self.steps:
+            found = step.match(rest)
+            if not found:
                 return None
-            rest = path[1:]
-            captured: dict[str, Any] = {}
-            for match_step in matches:
-                found = match_step(rest)
-                if not found:
-                    return None
-                rest, _, kwargs = found
-                captured.update(kwargs)
-            return captured
-
-        return match
+            rest, _, kwargs = found
+            captured.update(kwargs)
+        return captured
 
     @cached_property
     def fixed_route(self) -> str:
@@ -138,13 +131,9 @@ class Pattern:
     def route(self) -> str:
         """Return the ``route`` of a ``ResolverMatch`` in the active language: the steps joined as Django joins them."""
         found = ""
-        for step in reversed(self.steps[1:]):
+        for step in reversed(self.steps):
             found = f"{step}{found.removeprefix('^')}" if str(step) else found
         return found
-
-    def is_of(self, match: ResolverMatch | None) -> bool:
-        """Whether Django resolved a path to this pattern: its view may be that of others too."""
-        return match is not None and match.func is self.callback and match.route == (self.fixed_route or self.route())
 
 
 def _detail(pattern: Pattern) -> Detail | None:
@@ -187,8 +176,7 @@ def root_urlconf() -> Any:
 
 def patterns(urlconf: Any = None) -> Iterator[Pattern]:
     """Yield every pattern of ``urlconf`` (default ``ROOT_URLCONF``) in Django's order, including those of includes."""
-    root = get_resolver(root_urlconf() if urlconf is None else urlconf)
-    yield from _patterns_in(root, (root.pattern,), (), frozenset())
+    yield from _patterns_in(get_resolver(root_urlconf() if urlconf is None else urlconf), (), (), frozenset())
 
 
 def _patterns_in(

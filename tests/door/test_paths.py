@@ -65,7 +65,7 @@ def entries(draw, depth=0):
 def likely_paths(draw, pattern):
     """Paths that ``pattern`` may take: its own texts, with a value in place of each converter."""
     found = "/"
-    for step in pattern.steps[1:]:
+    for step in pattern.steps:
         if isinstance(step, RoutePattern):
             found += re.sub("<[^>]*>", lambda part: draw(st.sampled_from(VALUES)), str(step))
         else:
