@@ -19,16 +19,22 @@ from django.db.models.base import ModelBase
 from django.db.models.manager import BaseManager
 from django.db.models.sql import Query
 from django.db.models.sql.where import ExtraWhere
-from django.utils.datastructures import OrderedSet
 from django.views.generic.dates import BaseDateDetailView
 from django.views.generic.detail import SingleObjectMixin
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..guards.conditions import CONSTANTS
-from ..guards.fields import EXACT, is_own_sql
+from ..guards.fields import EXACT, is_own_sql, parts_of
 from ..lookups.query import RowLookup, columns_of_key, concrete, is_plain
-from .openness import OF_EVERY_CLASS, is_class_based, layers, looks_up_first, view_class_of, why_view_is_closed
+from .openness import (
+    OF_EVERY_CLASS,
+    is_class_based,
+    is_constant,
+    layers,
+    looks_up_first,
+    view_class_of,
+    why_view_is_closed,
+)
 from .patterns import Detail, Pattern
 
 logger = logging.getLogger("bloomguard")
@@ -228,18 +234,9 @@ def _conditions(query: Query) -> Iterator[Any]:
 
 def _is_known_condition(condition: Any) -> bool:
     """Whether ``condition`` is made of Django's own classes and plain values: it is the same in each request."""
-    if not type(condition).__module__.startswith("django.") or getattr(condition, "contains_aggregate", False):
-        return False
-    if type(condition) is ExtraWhere:
-        return False
     rhs = getattr(condition, "rhs", None)
-    if not (hasattr(rhs, "resolve_expression") or _is_plain(rhs)):
+    if not hasattr(type(rhs), "resolve_expression") and not is_constant(rhs):
         return False
-    parts = condition.flatten() if hasattr(condition, "flatten") else ()
-    return not any(is_own_sql(part) for part in parts if hasattr(part, "resolve_expression"))
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (list, tuple, set, frozenset, OrderedSet):
-        return all(map(_is_plain, value))
-    return value is None or issubclass(type(value), CONSTANTS)  # a lazy object claims to be of the class of its value
+    return not (
+        type(condition) is ExtraWhere or condition.contains_aggregate or any(map(is_own_sql, parts_of(condition)))
+    )

@@ -19,6 +19,7 @@ from django.middleware.cache import CacheMiddleware
 from django.middleware.csrf import CsrfViewMiddleware
 from django.middleware.gzip import GZipMiddleware
 from django.middleware.http import ConditionalGetMiddleware
+from django.utils.datastructures import OrderedSet
 from django.views.decorators import cache as caching
 from django.views.decorators import clickjacking, common, csrf, debug, http, vary
 from django.views.generic.base import View
@@ -26,6 +27,7 @@ from django.views.generic.detail import BaseDetailView
 from django.views.generic.edit import BaseUpdateView
 
 from ..guards import Guard
+from ..guards.conditions import CONSTANTS
 from .middleware_place import why_middleware_closes
 
 #: Methods of Django's generic views that run only for requests other than GET and HEAD.
@@ -84,20 +86,20 @@ def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
 def _holds_constants(function: Any) -> bool:
     """Whether the function closes over constants alone: a decorator without ``wraps`` closes over the view."""
     held = [*_closure(function).values(), *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return all(map(_is_constant, held))
+    return all(map(is_constant, held))
 
 
-def _is_constant(value: Any) -> bool:
+def is_constant(value: Any) -> bool:
     """Whether ``value`` is plain data or a model: a function can only compare it, format it or use it in a query.
 
     Its type decides: a lazy object would be evaluated to say of which class it is.
     """
     kind = type(value)
-    if issubclass(kind, (tuple, list, set, frozenset)):
-        return all(map(_is_constant, value))
+    if issubclass(kind, (tuple, list, set, frozenset, OrderedSet)):
+        return all(map(is_constant, value))
     if kind is dict:
-        return all(map(_is_constant, value.values()))
-    return issubclass(kind, (str, bytes, int, float, re.Pattern, ModelBase, types.NoneType))
+        return all(map(is_constant, value.values()))
+    return issubclass(kind, (*CONSTANTS, re.Pattern, ModelBase, types.NoneType))
 
 
 def is_class_based(view: Any) -> bool:

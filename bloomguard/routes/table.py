@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -102,17 +102,18 @@ def guarded_routes(guard: Guard, urlconf: Any = None) -> list[GuardedRoute]:
 
 def _routes_of(guard: Guard, table: RouteTable, *, strict: bool = False) -> list[GuardedRoute]:
     """Return the routes of ``guard`` among the patterns of ``table``. ``strict``: raise for a missing one."""
-    if guard.routes == AUTO:
-        return [route for pattern in table.patterns if (route := _auto_route(guard, pattern, table)) is not None]
+    is_auto = guard.routes == AUTO
+    find: Callable[..., list[GuardedRoute]] = _auto_routes if is_auto else _routes_named
+    entries: Iterable[Any] = table.patterns if is_auto else guard.routes
     routes = []
-    for name in guard.routes:
+    for entry in entries:
         try:
-            routes += _routes_named(guard, name, table)
+            routes += find(guard, entry, table)
         except Exception as error:  # also one of the view's own
-            if strict:
+            if strict and not is_auto:
                 raise
             # The system checks report it; here only debug, because this URLconf may lack the route on purpose.
-            logger.debug("bloomguard does not guard %s: %s", name, error)
+            logger.debug("bloomguard does not guard %s: %r", entry.text if is_auto else entry, error)
     return routes
 
 
@@ -151,15 +152,10 @@ def _view_with_options(pattern: Pattern) -> tuple[Any, Any]:
     return view_class_of(view) or view, getattr(view, "view_initkwargs", None)
 
 
-def _auto_route(guard: Guard, pattern: Pattern, table: RouteTable) -> GuardedRoute | None:
+def _auto_routes(guard: Guard, pattern: Pattern, table: RouteTable) -> list[GuardedRoute]:
     if pattern.shown is None or why_not_found(guard, pattern):  # `guard_routes` shows the reason
-        return None
-    kwargs = tuple(looked_up_by(guard, pattern.shown).values())[:1]
-    try:
-        return _make_route(guard, pattern, kwargs, table)
-    except Exception as error:  # skip this view; the other routes are still guarded
-        logger.debug("bloomguard does not guard %s: reading its view raises %r", pattern.text, error)
-        return None
+        return []
+    return [_make_route(guard, pattern, tuple(looked_up_by(guard, pattern.shown).values()), table)]
 
 
 def _make_route(
