@@ -18,7 +18,7 @@ from .guards.fields import may_raise
 from .guards.keys import unwrapped
 from .lookups.context import PROBE, LookupContext, contexts
 from .process import log_once
-from .routes.kwargs import kwargs_of_view
+from .routes.table import kwargs_of_view
 from .verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])

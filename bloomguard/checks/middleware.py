@@ -14,10 +14,9 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..lookups.select import answers_queries
 from ..middleware import BloomGuardMiddleware
-from ..routes.kwargs import UnclearKwargs, kwargs_of_view
 from ..routes.middleware_place import ELSEWHERE, guards_number, guards_place, may_skip_views, middleware_classes
 from ..routes.openness import guarded_views, is_admin, is_rest_framework
-from ..routes.table import GuardedRoute, table_for
+from ..routes.table import GuardedRoute, UnclearKwargs, kwargs_of_view, table_for
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"
 

@@ -30,11 +30,10 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
-from .kwargs import UnclearKwargs, kwargs_for, kwargs_of_view
 from .middleware_place import ELSEWHERE, LAST, MISSING, guards_place
 from .openness import guarded_views, layers
 from .patterns import Pattern
-from .table import NO_ID, GuardedRoute, RouteTable, table_for
+from .table import NO_ID, GuardedRoute, RouteTable, UnclearKwargs, kwargs_for, kwargs_of_view, table_for
 
 #: The place where a guard answers; the door answers only if the project calls ``shield()``.
 DOOR, ROUTE, LOOKUP, NOWHERE = "door", "route", "lookup", ""

@@ -14,7 +14,7 @@ from bloomguard.filters import CorruptFilter
 from bloomguard.guards import Guard
 from bloomguard.guards.registry import Registry, registry
 from bloomguard.process import log_once
-from bloomguard.routes.kwargs import UnclearKwargs, kwargs_for
+from bloomguard.routes.table import UnclearKwargs, kwargs_for
 from bloomguard.state import table as state
 from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
