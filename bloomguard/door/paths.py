@@ -8,6 +8,7 @@ the whole path would be wrong: it can backtrack across an ``include()``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 from uuid import UUID
@@ -69,25 +70,17 @@ class Index:
 
     def __init__(self, routes: Iterable[DoorRoute]) -> None:
         routes = list(routes)
+        prefixes = sorted({route.prefix for route in routes}, key=len, reverse=True)
         #: The longest prefix of a path -> the routes with that prefix, and with each that it starts with.
         self._by_prefix = {
-            longest: [route for route in routes if longest.startswith(route.prefix)]
-            for longest in {route.prefix for route in routes}
+            longest: [route for route in routes if longest.startswith(route.prefix)] for longest in prefixes
         }
-        #: The first segment of a path -> the lengths of the prefixes that begin with it, longest first.
-        self._lengths: dict[str, list[int]] = {}
-        for prefix in sorted(self._by_prefix, key=len, reverse=True):
-            lengths = self._lengths.setdefault(prefix[: prefix.find("/", 1) + 1], [])
-            if len(prefix) not in lengths:
-                lengths.append(len(prefix))
+        self._longest = re.compile("|".join(map(re.escape, prefixes)) or "(?!)").match
 
     def candidates(self, path: str) -> Sequence[DoorRoute]:
         """Return the routes whose prefix ``path`` starts with."""
-        for length in self._lengths.get(path[: path.find("/", 1) + 1], ()):
-            routes = self._by_prefix.get(path[:length])
-            if routes is not None:
-                return routes
-        return self._by_prefix.get("/", ())
+        longest = self._longest(path)
+        return self._by_prefix[longest[0]] if longest else ()
 
 
 def own_resolvers(urlconf: Any) -> Iterator[Any]:
