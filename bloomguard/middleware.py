@@ -31,7 +31,7 @@ from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
 from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
 from .process import log_once
-from .routes.middleware_place import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
+from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, table_for
 from .signals import asend, request_blocked, send
 from .verdicts import SHADOW, Decision, Verdict, in_words

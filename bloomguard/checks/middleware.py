@@ -14,8 +14,16 @@ from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..lookups.select import answers_queries
 from ..middleware import BloomGuardMiddleware
-from ..routes.middleware_place import ELSEWHERE, guards_number, guards_place, may_skip_views, middleware_classes
-from ..routes.openness import guarded_views, is_admin, is_rest_framework
+from ..routes.openness import (
+    ELSEWHERE,
+    guarded_views,
+    guards_number,
+    guards_place,
+    is_admin,
+    is_rest_framework,
+    may_skip_views,
+    middleware_classes,
+)
 from ..routes.table import GuardedRoute, UnclearKwargs, kwargs_of_view, table_for
 
 _PATH = f"{BloomGuardMiddleware.__module__}.{BloomGuardMiddleware.__name__}"

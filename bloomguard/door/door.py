@@ -21,7 +21,7 @@ from ..guards import Guard
 from ..guards.runtime import Known
 from ..lookups.context import KNOWN, LookupContext
 from ..process import log_once
-from ..routes.middleware_place import are_passing
+from ..routes.openness import are_passing
 from ..routes.table import NO_ID, table_for
 from ..verdicts import MAYBE, Verdict
 from .page import DoorClosed, NotFoundPage

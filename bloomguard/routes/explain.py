@@ -30,8 +30,7 @@ from ..state.table import LEASE_SECONDS
 from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
-from .middleware_place import ELSEWHERE, LAST, MISSING, guards_place
-from .openness import guarded_views, layers
+from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers
 from .patterns import Pattern
 from .table import NO_ID, GuardedRoute, RouteTable, UnclearKwargs, kwargs_for, kwargs_of_view, table_for
 

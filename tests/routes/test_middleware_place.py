@@ -15,7 +15,7 @@ from django.urls import clear_url_caches, path, register_converter
 
 from bloomguard import Verdict, aget_or_load, get_or_load, registry
 from bloomguard.guards import counters as counts
-from bloomguard.routes.middleware_place import BEFORE_CACHE, ELSEWHERE, LAST, MISSING, guards_place
+from bloomguard.routes.openness import BEFORE_CACHE, ELSEWHERE, LAST, MISSING, guards_place
 from bloomguard.state import table as state
 from tests.shop import views
 from tests.shop.models import Article, Product

@@ -60,7 +60,7 @@ from rest_framework.decorators import api_view
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.routes.middleware_place import are_passing
+from bloomguard.routes.openness import are_passing
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.signals import request_blocked
 from tests.shop.models import Article, Bargain, Diary, Product

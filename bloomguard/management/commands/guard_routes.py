@@ -10,8 +10,7 @@ from django.core.management.base import CommandParser
 
 from ... import conf
 from ...routes.explain import NOWHERE, rows_of_pattern
-from ...routes.middleware_place import ELSEWHERE, MISSING, guards_place
-from ...routes.openness import is_admin
+from ...routes.openness import ELSEWHERE, MISSING, guards_place, is_admin
 from ...routes.table import table_for
 from .. import UrlsCommand
 
