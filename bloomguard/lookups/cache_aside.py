@@ -77,7 +77,7 @@ def get_or_load(
     two callers pass different ``load`` functions.
 
     Raises :class:`ConfigurationError` if there is no such guard. Any other exception than ``DoesNotExist`` of ``load``
-    is raised in the caller that called it, and in no other.
+    is raised in the caller that called it, and in no other; Python makes a ``StopIteration`` a ``RuntimeError``.
     """
     guard = registry[name]
     decision = guard._runtime.decide(value)
@@ -89,8 +89,6 @@ def get_or_load(
         _fetch(call).send(None)  # runs to its end, as nothing suspends it
     except StopIteration as returned:
         found: T | None = returned.value
-    except _Stopped as stopped:
-        raise stopped.args[0] from None
     if found is None and decision.verdict is Verdict.MAYBE:
         # The loader may have looked anywhere, so its None proves nothing: query the database.
         confirm_missing(guard, value)
@@ -152,10 +150,6 @@ _flights: dict[tuple[int, Any, str | None], _Flight] = {}
 _lock = own_lock(sys.modules[__name__], "_lock")
 
 
-class _Stopped(Exception):
-    """Carries a ``StopIteration`` of ``load``, which Python lets no coroutine raise."""
-
-
 @dataclass
 class _Call:
     """One call: its cache and key, how to load, and how long to keep the value and to wait for others.
@@ -208,8 +202,6 @@ class _Call:
             value = await self.load() if self.is_async else self.load()
         except ObjectDoesNotExist:
             return None
-        except StopIteration as error:
-            raise _Stopped(error) from error
         if value is not None and self.key is not None:
             timeout = self.timeout
             if timeout is not None and timeout > 0:
