@@ -36,7 +36,7 @@ class DoorRoute:
         self.methods = route.methods & {"GET", "HEAD"}
         start = route.pattern.literal
         self.prefix = start[: start.rindex("/") + 1]
-        self.read: Callable[[str], Any] = _reader(route) or self._value
+        self.read: Callable[[str], Any] = _reader(route) or (lambda path: route.value(self._match(path) or {}))
         self._match = route.pattern.match
         #: The earlier patterns that may match one of its paths.
         self._overlapping = [(other.literal, other.match) for other in overlapping(all_patterns, route.pattern)]
@@ -60,9 +60,6 @@ class DoorRoute:
             if path.startswith(start) and match(path) is not None:
                 return {}
         return captured
-
-    def _value(self, path: str) -> Any:
-        return self._route.value(self._match(path) or {})
 
 
 class Index:

@@ -130,12 +130,9 @@ def is_plain(query: Query) -> bool:
         if query.group_by is True:
             return bool(query.default_cols)
         return any(type(column) is Col for column in query.group_by)
-    return not any(_may_aggregate(each) for each in query.annotations.values())
-
-
-def _may_aggregate(expression: Any) -> bool:
-    """Return whether ``expression`` is, or may contain, an aggregate: custom SQL may. It gives a row even for none."""
-    return expression.contains_aggregate or any(map(is_own_sql, parts_of(expression)))
+    # An aggregate, which custom SQL may contain, gives a row even for none.
+    annotations = query.annotations.values()
+    return not any(each.contains_aggregate or any(map(is_own_sql, parts_of(each))) for each in annotations)
 
 
 def is_expression(value: Any) -> bool:

@@ -210,17 +210,15 @@ def explain(path: str, method: str = "GET", urlconf: Any = None) -> Explanation:
 
 def _answer(row: Row, table: RouteTable, pattern: Pattern, match: ResolverMatch, method: str) -> GuardAnswer:
     guard = registry[row.guard]
-    routes = (each for each in table.guarded if each.pattern is pattern and each.guard is guard)
-    route = next(routes, None)
+    route = next((each for each in table.guarded if each.pattern is pattern and each.guard is guard), None)
     value = route.value(match.kwargs) if route is not None else _value(guard, pattern, match)
-    began = time.perf_counter()
+    rows, began = table_of(guard), time.perf_counter()
     _decide(guard, value)
     first_us = _us_since(began)
-    table_of(guard).renew()  # without a filter here the decision reads no row, so it knows of none elsewhere
+    rows.renew()  # without a filter here the decision reads no row, so it knows of none elsewhere
     began = time.perf_counter()
     decision, error = _decide(guard, value)
     again_us = _us_since(began)
-    rows = table_of(guard)
     lease_seconds = max(LEASE_SECONDS - (rows.clock() - rows.copy.read_at), 0.0)
     seen = _look_at(guard)
     return GuardAnswer(
