@@ -41,7 +41,7 @@ def counting() -> Seconds:
     from bloomguard.guards.counters import blocked, listeners
     from bloomguard.guards.runtime import GuardRuntime
     from bloomguard.lookups.context import LookupContext
-    from bloomguard.verdicts import ABSENT, MAYBE, Decision
+    from bloomguard.state.verdicts import ABSENT, MAYBE, Decision
 
     guard, request = Thing(), Thing()
     guard._runtime = runtime = Thing()

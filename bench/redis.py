@@ -40,11 +40,11 @@ from bloomguard.filters.layout import Layout  # noqa: E402
 from bloomguard.guards import registry  # noqa: E402
 from bloomguard.models import GuardState  # noqa: E402
 from bloomguard.rebuild import Rebuild  # noqa: E402
+from bloomguard.state.verdicts import Verdict  # noqa: E402
 from bloomguard.stores import stores  # noqa: E402
 from bloomguard.stores.file import FileStore  # noqa: E402
 from bloomguard.stores.redis import RedisStore  # noqa: E402
 from bloomguard.stores.redis.generation import RedisGeneration  # noqa: E402
-from bloomguard.verdicts import Verdict  # noqa: E402
 from tests.shop.models import Product  # noqa: E402
 from tests.support import database  # noqa: E402
 from tests.support.proxy import Proxy  # noqa: E402

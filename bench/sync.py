@@ -162,7 +162,7 @@ class Site:
         from bloomguard.guards import registry
         from bloomguard.state import table as state
         from bloomguard.state.row import ARMED
-        from bloomguard.verdicts import Verdict
+        from bloomguard.state.verdicts import Verdict
 
         self.hooks.on()
         for store, model in self.guarded.items():

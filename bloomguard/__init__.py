@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .metrics import Series, read_series
     from .middleware import BloomGuardMiddleware
     from .signals import false_negative_found, generation_published, guard_fenced, request_blocked
-    from .verdicts import Verdict
+    from .state.verdicts import Verdict
     from .writes.adding import adding
 
 __version__ = "0.2.0"
@@ -61,7 +61,7 @@ _MODULES = {
     "metrics": ["Series", "read_series"],
     "middleware": ["BloomGuardMiddleware"],
     "signals": ["false_negative_found", "generation_published", "guard_fenced", "request_blocked"],
-    "verdicts": ["Verdict"],
+    "state.verdicts": ["Verdict"],
     "writes.adding": ["adding"],
 }
 

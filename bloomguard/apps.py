@@ -68,7 +68,7 @@ def log_cold_guards(**kwargs: Any) -> None:
     from .guards import registry
     from .rebuild.plan import how_to_rebuild
     from .state.table import table
-    from .verdicts import COLD
+    from .state.verdicts import COLD
 
     request_started.disconnect(log_cold_guards)
     # Test runners switch DEBUG off, and replace the database after the start.

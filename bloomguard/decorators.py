@@ -19,7 +19,7 @@ from .guards.keys import unwrapped
 from .lookups.context import PROBE, LookupContext, contexts
 from .process import log_once
 from .routes.table import kwargs_of_view
-from .verdicts import Verdict
+from .state.verdicts import Verdict
 
 View = TypeVar("View", bound=Callable[..., Any])
 

@@ -34,7 +34,7 @@ from .process import log_once
 from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, table_for
 from .signals import asend, request_blocked, send
-from .verdicts import SHADOW, Decision, Verdict, in_words
+from .state.verdicts import SHADOW, Decision, Verdict, in_words
 
 GetResponse = Callable[[HttpRequest], HttpResponseBase | Awaitable[HttpResponseBase]]
 

@@ -20,7 +20,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.counters import AVOIDED, BLOCKED
 from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
-from bloomguard.verdicts import MAYBE
+from bloomguard.state.verdicts import MAYBE
 from tests.shop.models import Product
 from tests.support import database
 from tests.support.guarding import registered, urlconf

@@ -22,8 +22,8 @@ from bloomguard.lookups.context import contexts
 from bloomguard.middleware import BloomGuardMiddleware
 from bloomguard.routes import table
 from bloomguard.state import table as state
+from bloomguard.state.verdicts import MAYBE
 from bloomguard.stores.file import FileStore
-from bloomguard.verdicts import MAYBE
 from tests.shop import views
 from tests.shop.models import Article, Order, Place, Product
 from tests.support.guarding import registered, urlconf

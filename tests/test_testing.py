@@ -27,8 +27,8 @@ from bloomguard.filters.layout import Layout
 from bloomguard.guards import registry, spot_checks
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.models import GuardState
+from bloomguard.state.verdicts import ABSENT, COLD, Verdict
 from bloomguard.testing import GuardTestMixin, _Keys, assert_blocked, assert_passes, guards_armed, guards_off
-from bloomguard.verdicts import ABSENT, COLD, Verdict
 from bloomguard.writes import consequences
 from tests.conftest import forget
 from tests.shop import views

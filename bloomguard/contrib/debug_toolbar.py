@@ -13,7 +13,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ..guards import Guard
 from ..guards.counters import digest, listeners
-from ..verdicts import Decision, Verdict
+from ..state.verdicts import Decision, Verdict
 
 Records = list[dict[str, str]]
 

@@ -19,7 +19,7 @@ from django.views import View
 from ..guards import Guard, registry
 from ..process import start_thread
 from ..state.row import ARMED
-from ..verdicts import LEASE, Decision
+from ..state.verdicts import LEASE, Decision
 
 #: Seconds for which an event loop waits for the states of the guards.
 _LOOP_SECONDS = 0.1

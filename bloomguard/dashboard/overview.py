@@ -25,8 +25,8 @@ from ..models import GuardState, GuardTask
 from ..rebuild.plan import FULL, days_to_capacity, rows_a_day
 from ..state.row import ARMED
 from ..state.table import table
+from ..state.verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from ..stores import Generation
-from ..verdicts import AMBIGUOUS, COLD, DISABLED, ERROR, FENCED, IDENTITY, LEASE, SHADOW, UNREACHABLE, UNTRUSTED
 from .drawing import Bar, bars, scale_top, spark
 from .operations import LOST_AFTER, REBUILD, command, is_under_way
 

@@ -23,7 +23,7 @@ from ..lookups.context import KNOWN, LookupContext
 from ..process import log_once
 from ..routes.openness import are_passing
 from ..routes.table import NO_ID, table_for
-from ..verdicts import MAYBE, Verdict
+from ..state.verdicts import MAYBE, Verdict
 from .page import DoorClosed, NotFoundPage
 from .paths import DoorRoute, Index, own_resolvers
 from .probes import take_pages

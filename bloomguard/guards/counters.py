@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..conf import settings
 from ..process import after_fork, log_once, own_lock
 from ..signals import asend, request_blocked, send
-from ..verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
+from ..state.verdicts import CAUGHT, DECISIONS, DISABLED, Decision, Verdict
 
 if TYPE_CHECKING:
     from .guard import Guard

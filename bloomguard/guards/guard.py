@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from django.db.models import Model, Q
 from django.http import HttpRequest
 
-from ..verdicts import Decision, Verdict
+from ..state.verdicts import Decision, Verdict
 from .meta import GuardMeta
 from .options import correct
 from .runtime import GuardRuntime

@@ -19,7 +19,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 
 from ..filters.bulk import np
-from ..verdicts import AMBIGUOUS, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision
+from ..state.verdicts import AMBIGUOUS, ERROR, OUT_OF_RANGE, UNKEYABLE, Decision
 from .fields import LONGEST_NUMBER, kind_of, own_conversions, own_methods, python_type_of, value_field
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from ..state import table as states
 from ..state.active_filter import ActiveFilter
 from ..state.connection import CONNECT_SECONDS, READ_SECONDS
 from ..state.row import Copy, State
+from ..state.verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, LEASE, MAYBE, SHADOW, WRITING, Decision, Verdict
 from ..stores import Generation
-from ..verdicts import ABSENT, AMBIGUOUS, DISABLED, ERROR, LEASE, MAYBE, SHADOW, WRITING, Decision, Verdict
 from . import spot_checks
 from .counters import counts, drawn, listeners, notify
 from .doubts import named, strayed, unadded

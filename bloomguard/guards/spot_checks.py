@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..process import log_once, own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
-from ..verdicts import ABSENT, CAUGHT, Decision
+from ..state.verdicts import ABSENT, CAUGHT, Decision
 from .counters import one_in
 from .fields import value_field
 from .keys import plain, scope_of

@@ -41,7 +41,7 @@ from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
 from ..process import log_once, own_lock, seconds
 from ..state.transactions import has_begun
-from ..verdicts import Verdict
+from ..state.verdicts import Verdict
 from .misses import confirm_missing
 
 #: Seconds between two reads of the cache while another process loads.

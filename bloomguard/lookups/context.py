@@ -23,7 +23,7 @@ from ..guards.keys import OutOfRange
 from ..guards.places import in_a_thread
 from ..guards.runtime import MOST_KNOWN, Known
 from ..process import log_once
-from ..verdicts import MAYBE, Decision, Verdict
+from ..state.verdicts import MAYBE, Decision, Verdict
 
 if TYPE_CHECKING:
     from django.http import HttpRequest

@@ -15,7 +15,7 @@ from django.db import connections
 from ..guards.fields import is_djangos_select
 from ..guards.scopes import DATABASE
 from ..state.transactions import has_begun
-from ..verdicts import Verdict
+from ..state.verdicts import Verdict
 
 if TYPE_CHECKING:
     from ..guards import Guard

@@ -29,7 +29,7 @@ from ..guards.fields import EXACT, djangos_class
 from ..guards.scopes import DATABASE
 from ..process import log_once
 from ..state.transactions import is_aborted
-from ..verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
+from ..state.verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
 from ..writes.isolation import is_by_hand, may_omit_reads
 from ..writes.statements import wrap
 from .certainty import is_certain

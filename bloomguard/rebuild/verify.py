@@ -29,8 +29,8 @@ from ..guards.spot_checks import is_denied
 from ..signals import false_negative_found, send
 from ..state.row import locate_store
 from ..state.table import LEASE_SECONDS
+from ..state.verdicts import ABSENT
 from ..stores import Generation
-from ..verdicts import ABSENT
 from .pages import KeyPage, overlapped
 from .plan import open_active, stale_share
 from .source import Source

@@ -27,7 +27,7 @@ from ..lookups.query import concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
-from ..verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
+from ..state.verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
 from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers

@@ -19,11 +19,11 @@ from ..exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
 from ..process import LogOnce, after_fork, own_lock
 from ..stores import Generation, Store, stores, turn
-from ..verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 from . import table as states
 from .negative_cache import NegativeCache
 from .row import ARMED, State, all_stores, locate_store
 from .table import LEASE_SECONDS, StateTable
+from .verdicts import ABSENT, COLD, FENCED, IDENTITY, LEASE, MAYBE, UNREACHABLE, UNTRUSTED, Decision
 
 if TYPE_CHECKING:
     from ..filters.base import RowKeys

@@ -40,8 +40,8 @@ from ..exceptions import StoreError
 from ..filters import FilterError
 from ..models import GuardState
 from ..stores import Generation
-from ..verdicts import MAYBE, REMEMBERED, Decision
 from .table import StateTable
+from .verdicts import MAYBE, REMEMBERED, Decision
 
 logger = logging.getLogger("bloomguard")
 

@@ -18,8 +18,8 @@ from bloomguard.apps import log_cold_guards
 from bloomguard.exceptions import StoreUnavailable
 from bloomguard.guards import registry
 from bloomguard.state.connection import StateConnection
+from bloomguard.state.verdicts import COLD, UNREACHABLE
 from bloomguard.stores.file import FileStore
-from bloomguard.verdicts import COLD, UNREACHABLE
 from tests.conftest import forget
 from tests.shop import views
 from tests.shop.models import Product

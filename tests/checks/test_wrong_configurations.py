@@ -21,8 +21,8 @@ from bloomguard.guards import Guard, register, registry
 from bloomguard.guards.meta import GuardMeta
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores.file import FileStore
-from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Product
 from tests.support.guarding import make_guard, registered

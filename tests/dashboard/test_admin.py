@@ -19,7 +19,7 @@ from bloomguard.dashboard import operations as tasks
 from bloomguard.guards import registry
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.state import table as states
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Product
 from tests.support.guarding import registered
 

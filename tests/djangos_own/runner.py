@@ -27,8 +27,8 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.lookups import select
 from bloomguard.lookups.context import contexts
 from bloomguard.rebuild.sources import Sources
+from bloomguard.state.verdicts import Verdict
 from bloomguard.testing import _keys, guards_armed
-from bloomguard.verdicts import Verdict
 
 #: Their models have armed guards in every test, as those of the test's own module have.
 COMMON = ("auth", "contenttypes", "sites", "sessions", "admin", "flatpages", "redirects")

@@ -9,7 +9,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
 

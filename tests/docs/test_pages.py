@@ -24,14 +24,14 @@ from django.test import RequestFactory
 from gazetteer.models import City, Listing
 
 import bloomguard
-from bloomguard import verdicts
 from bloomguard.guards import Guard, register, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
 from bloomguard.rebuild import rebuild
 from bloomguard.rebuild.source import Source
+from bloomguard.state import verdicts
 from bloomguard.state.connection import StateConnection
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support.servers import free_port, wait_for
 

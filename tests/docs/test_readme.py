@@ -11,7 +11,7 @@ from gazetteer.demo.report import label
 from gazetteer.models import City
 
 from bloomguard.guards import Guard, register, registry
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.docs.test_pages import PACKAGE, ROOT
 
 README = (ROOT / "README.md").read_text()

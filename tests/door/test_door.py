@@ -24,7 +24,7 @@ from bloomguard.guards.counters import counts
 from bloomguard.routes.table import GuardedRoute, table_for
 from bloomguard.signals import request_blocked
 from bloomguard.state import table as state
-from bloomguard.verdicts import MAYBE
+from bloomguard.state.verdicts import MAYBE
 from tests.door.conftest import STARTPROJECT
 from tests.door.middlewares import MASK, tenant
 from tests.door.site import Asgi

@@ -30,8 +30,8 @@ from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED
 from bloomguard.state.table import StateTable
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
 from tests.support.patience import be_patient

@@ -12,7 +12,6 @@ from django.test import AsyncClient, Client
 from django.urls import path
 
 from bench import figures
-from bloomguard import verdicts
 from bloomguard.decorators import guarded
 from bloomguard.guards import counters as counts
 from bloomguard.guards import registry
@@ -20,6 +19,7 @@ from bloomguard.guards.counters import Counts
 from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.query import RowLookup
+from bloomguard.state import verdicts
 from bloomguard.stores.base import COLUMNS
 from tests.door.site import Asgi, Wsgi
 from tests.shop.models import Product

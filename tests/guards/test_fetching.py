@@ -13,9 +13,9 @@ from bloomguard.guards import registry, runtime
 from bloomguard.process import log_once
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.verdicts import ABSENT, COLD, Verdict
 from bloomguard.stores import stores
 from bloomguard.stores.file import FileStore
-from bloomguard.verdicts import ABSENT, COLD, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import make_guard

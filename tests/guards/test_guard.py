@@ -16,7 +16,7 @@ from bloomguard.guards.registry import Registry, registry
 from bloomguard.process import log_once
 from bloomguard.routes.table import UnclearKwargs, kwargs_for
 from bloomguard.state import table as state
-from bloomguard.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
+from bloomguard.state.verdicts import ABSENT, MAYBE, UNTRUSTED, Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support.guarding import make_guard
 

@@ -29,7 +29,7 @@ from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE, Verdict
+from bloomguard.state.verdicts import ABSENT, AMBIGUOUS, LEASE, MAYBE, Verdict
 from bloomguard.writes import strays
 from tests.shop.models import Product
 from tests.support import database

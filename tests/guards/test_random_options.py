@@ -24,7 +24,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import Guard, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.lookups.test_differential import shape, undone
 from tests.support import database
 from tests.support.guarding import urlconf

@@ -21,7 +21,7 @@ from bloomguard.rebuild import rebuild
 from bloomguard.rebuild.sources import ScopedSource
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as state
-from bloomguard.verdicts import ABSENT, AMBIGUOUS, MAYBE
+from bloomguard.state.verdicts import ABSENT, AMBIGUOUS, MAYBE
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
 from tests.support.guarding import registered

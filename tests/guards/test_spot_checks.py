@@ -17,7 +17,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.signals import false_negative_found
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import ABSENT, CAUGHT, Verdict
+from bloomguard.state.verdicts import ABSENT, CAUGHT, Verdict
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database

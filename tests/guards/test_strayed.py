@@ -9,7 +9,7 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import doubts, registry
 from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
 

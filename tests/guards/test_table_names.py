@@ -9,7 +9,7 @@ from django.test.utils import isolate_apps
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.support import database
 from tests.support.guarding import registered
 

@@ -14,7 +14,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.doubts import unadded
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import WRITING, Verdict
+from bloomguard.state.verdicts import WRITING, Verdict
 from tests.shop.models import Product
 from tests.support import database
 

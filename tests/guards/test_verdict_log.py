@@ -11,7 +11,7 @@ from django.test import Client, RequestFactory
 from bloomguard.guards import counters, registry
 from bloomguard.guards.counters import digest, log_if_wanted, log_verdict
 from bloomguard.process import log_once
-from bloomguard.verdicts import ABSENT
+from bloomguard.state.verdicts import ABSENT
 from tests.shop.models import Product
 
 

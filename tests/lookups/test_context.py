@@ -26,7 +26,7 @@ from bloomguard.guards.counters import listeners
 from bloomguard.lookups import context
 from bloomguard.lookups.context import LookupContext, contexts, guarded_lookups
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.lookups.test_select import ABSENT, queries, rows, sent
 from tests.shop.models import Bundle, Diary, Product
 from tests.support import database

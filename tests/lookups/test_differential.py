@@ -20,7 +20,7 @@ from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import Rebuild, run_all
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import ABSENT, REMEMBERED, Decision
+from bloomguard.state.verdicts import ABSENT, REMEMBERED, Decision
 from bloomguard.writes.adding import adding
 from tests.support import database
 

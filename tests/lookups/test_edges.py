@@ -30,7 +30,7 @@ from bloomguard.routes.explain import NOWHERE, rows_of_pattern
 from bloomguard.routes.table import guarded_routes, table_for
 from bloomguard.state import table as state
 from bloomguard.state.connection import fetch_uncounted
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.lookups.models import Annex, Coded, Hall, Place, Rounded, Shelf
 from tests.lookups.test_select import ABSENT, lookups, queries, rows, shop  # noqa: F401
 from tests.shop import views

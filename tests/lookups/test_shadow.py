@@ -15,7 +15,7 @@ from bloomguard.process import log_once
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
+from bloomguard.state.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop import views
 from tests.shop.models import Product

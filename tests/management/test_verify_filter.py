@@ -20,7 +20,7 @@ from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
 from tests.support.guarding import registered

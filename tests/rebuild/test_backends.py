@@ -10,7 +10,7 @@ from django.db.backends.utils import CursorWrapper
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild, backends
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.raw import watch
 from tests.shop.models import Product
 from tests.support import database

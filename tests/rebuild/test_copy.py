@@ -23,10 +23,10 @@ from bloomguard.rebuild.source import Source
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
 from bloomguard.stores.redis.store import RedisGeneration
-from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Product
 from tests.support import servers

@@ -19,7 +19,7 @@ from bloomguard.rebuild import source as sources
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as states
 from bloomguard.state.connection import StateConnection
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Order, Price, Product
 from tests.support import database
 from tests.support.guarding import registered

@@ -11,7 +11,7 @@ from django.db import transaction
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.plan import days_to_capacity, growth_baseline, rows_a_day
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support.guarding import registered
 

@@ -24,8 +24,8 @@ from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
+from bloomguard.state.verdicts import ABSENT, MAYBE
 from bloomguard.stores import stores
-from bloomguard.verdicts import ABSENT, MAYBE
 from tests.conftest import Counting, forget
 from tests.shop.guards import OrderGuard, ProductGuard
 from tests.shop.models import Article, Order, Product

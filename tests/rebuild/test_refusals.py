@@ -24,7 +24,7 @@ from bloomguard.rebuild import Rebuild, rebuild, refusals
 from bloomguard.rebuild.source import Source
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import UNKEYABLE, Verdict
+from bloomguard.state.verdicts import UNKEYABLE, Verdict
 from tests.conftest import forget
 from tests.shop.models import Article, Bundle, Product
 from tests.support import database

@@ -28,7 +28,7 @@ from bloomguard.rebuild.source import Source
 from bloomguard.rebuild.sources import ScopedSource
 from bloomguard.rebuild.verify import Verification
 from bloomguard.signals import false_negative_found
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
 from tests.support.guarding import registered

@@ -13,8 +13,8 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, clear_away
 from bloomguard.state import table as states
 from bloomguard.state.row import FENCED
+from bloomguard.state.verdicts import ABSENT, MAYBE
 from bloomguard.stores import stores
-from bloomguard.verdicts import ABSENT, MAYBE
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support import database

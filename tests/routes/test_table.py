@@ -23,7 +23,7 @@ from bloomguard.routes import table as tables
 from bloomguard.routes.patterns import patterns
 from bloomguard.routes.table import table_for
 from bloomguard.signals import request_blocked
-from bloomguard.verdicts import ABSENT, ERROR, MAYBE
+from bloomguard.state.verdicts import ABSENT, ERROR, MAYBE
 from tests.shop.models import Article, Place, Product
 from tests.support.guarding import registered, urlconf
 

@@ -14,7 +14,7 @@ from django.test import Client
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.scopes.wares.models import Ware
 from tests.support.servers import until
 

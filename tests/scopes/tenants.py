@@ -24,7 +24,7 @@ from bloomguard.guards import places, registry, spot_checks  # noqa: E402
 from bloomguard.rebuild import Rebuild, rebuild  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from bloomguard.state.active_filter import ActiveFilter  # noqa: E402
-from bloomguard.verdicts import CAUGHT  # noqa: E402
+from bloomguard.state.verdicts import CAUGHT  # noqa: E402
 from tests.scopes.customers.models import Customer, Domain  # noqa: E402
 from tests.scopes.drill import Drill  # noqa: E402
 from tests.scopes.site import Clock, build, decide, in_thread, queried  # noqa: E402

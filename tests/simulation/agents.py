@@ -9,7 +9,7 @@ from django.db import IntegrityError, OperationalError
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
 from bloomguard.rebuild import clear_away
-from bloomguard.verdicts import MAYBE
+from bloomguard.state.verdicts import MAYBE
 
 from .database import Transaction
 from .mishaps import Mishaps

@@ -16,7 +16,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.table import EXPIRY_SECONDS, StateTable
-from bloomguard.verdicts import MAYBE, Decision, Verdict
+from bloomguard.state.verdicts import MAYBE, Decision, Verdict
 from bloomguard.writes import idle, statements
 from bloomguard.writes.rows import WrittenRows
 from tests.shop.models import Product

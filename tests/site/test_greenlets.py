@@ -9,7 +9,7 @@ import pytest
 from bloomguard.guards import registry
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")

@@ -11,7 +11,7 @@ from bloomguard.guards import registry
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import ABSENT, IDENTITY, MAYBE
+from bloomguard.state.verdicts import ABSENT, IDENTITY, MAYBE
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support import database

@@ -16,7 +16,7 @@ from bloomguard import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as states
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Place, Product
 from tests.support import database, servers
 from tests.support.guarding import registered

@@ -26,7 +26,7 @@ from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import ABSENT, AMBIGUOUS, LEASE
+from bloomguard.state.verdicts import ABSENT, AMBIGUOUS, LEASE
 from tests.door.site import Asgi, Wsgi
 from tests.shop import urls
 from tests.shop.models import Product

@@ -18,7 +18,7 @@ from bloomguard.contrib.health import state_of
 from bloomguard.guards import registry
 from bloomguard.guards.counters import NAMES, counts
 from bloomguard.lookups import guarded_lookups
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.wsgi import shield
 from tests.shop.models import Product
 

@@ -178,7 +178,7 @@ def set_trap(member: int, name: str, hits: int) -> None:
 def write_and_ask(member: int, share_written: float) -> None:
     from bloomguard.guards import registry
     from bloomguard.state.active_filter import ActiveFilter
-    from bloomguard.verdicts import Verdict
+    from bloomguard.state.verdicts import Verdict
     from tests.shop.models import Product
 
     guard = registry["product"]
@@ -366,7 +366,7 @@ def direct(wanted: dict[str, Any], between: Callable[[int], None] = lambda kills
 def judge(found: dict[str, Any]) -> dict[str, Any]:
     """Once all is quiet: build once more, and ask for every row that was acknowledged."""
     from bloomguard.guards import registry
-    from bloomguard.verdicts import Verdict
+    from bloomguard.state.verdicts import Verdict
     from tests.shop.models import Product
 
     guard = registry["product"]

@@ -116,7 +116,7 @@ def dawdle(member: int, longest: float) -> None:
 def ask() -> None:
     """Ask for acknowledged rows, the latest most often, and for what is not there."""
     from bloomguard.guards import registry
-    from bloomguard.verdicts import Verdict
+    from bloomguard.state.verdicts import Verdict
 
     guard, member = registry["product"], WRITERS + DAWDLERS
     while not orphaned():
@@ -168,7 +168,7 @@ def look() -> dict[str, Any]:
     from bloomguard.models import GuardState
     from bloomguard.state import table as state
     from bloomguard.state.row import ARMED
-    from bloomguard.verdicts import Verdict
+    from bloomguard.state.verdicts import Verdict
 
     guard = registry["product"]
     acknowledged = [found.start() for found in re.finditer(b"\1", journal)]

@@ -15,7 +15,7 @@ from django.db import Error, connections
 from bloomguard.exceptions import BloomGuardError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support import database

@@ -18,10 +18,10 @@ from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import FENCED, State, locate_store
 from bloomguard.state.table import StateTable
+from bloomguard.state.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
+from bloomguard.state.verdicts import FENCED as FENCED_DECISION
 from bloomguard.stores import disk, stores
 from bloomguard.stores.file import FileStore
-from bloomguard.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
-from bloomguard.verdicts import FENCED as FENCED_DECISION
 from tests.conftest import Counting, forget
 from tests.shop.guards import ArticleGuard, ProductGuard
 from tests.shop.models import Article, Product

@@ -26,8 +26,8 @@ from bloomguard.state import transactions
 from bloomguard.state.identity import identity_of_file
 from bloomguard.state.row import FENCED, State
 from bloomguard.state.table import StateTable
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
 from tests.conftest import Counting, forget
 from tests.shop.models import Product
 from tests.support import database, servers

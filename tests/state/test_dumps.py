@@ -12,7 +12,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Product
 from tests.support import database
 

@@ -23,8 +23,8 @@ from bloomguard.lookups.cache_aside import _Call
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import StoreHandler
-from bloomguard.verdicts import Verdict
 from bloomguard.writes.consequences import Definitions
 from tests.conftest import forget
 from tests.shop.models import Product

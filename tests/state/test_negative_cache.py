@@ -34,7 +34,7 @@ from bloomguard.lookups.misses import confirm_missing
 from bloomguard.process import log_once
 from bloomguard.state import negative_cache as remembered
 from bloomguard.state import table as state
-from bloomguard.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
+from bloomguard.state.verdicts import ABSENT, MAYBE, REMEMBERED, Verdict
 from tests.conftest import forget
 from tests.shop import views
 from tests.shop.models import Article, BoundPrice, Bundle, Product

@@ -33,7 +33,7 @@ from django.test import Client
 from bloomguard.state import negative_cache as remembered
 from bloomguard.guards import registry
 from bloomguard.lookups.context import guarded_lookups
-from bloomguard.verdicts import REMEMBERED
+from bloomguard.state.verdicts import REMEMBERED
 from tests.support.child_settings import CURRENT
 from tests.shop.models import Product
 

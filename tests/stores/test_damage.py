@@ -8,8 +8,8 @@ import os
 import pytest
 
 from bloomguard.guards import registry
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support import version_0_1

@@ -10,7 +10,7 @@ import pytest
 from bloomguard.guards import registry
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.conftest import forget
 from tests.door.test_servers import ask, running
 from tests.shop.models import Product

@@ -14,8 +14,18 @@ from bloomguard.lookups.misses import confirm_missing
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.verdicts import (
+    ABSENT,
+    CAUGHT,
+    COLD,
+    FENCED,
+    MAYBE,
+    OUT_OF_RANGE,
+    REMEMBERED,
+    UNREACHABLE,
+    UNTRUSTED,
+)
 from bloomguard.stores import stores
-from bloomguard.verdicts import ABSENT, CAUGHT, COLD, FENCED, MAYBE, OUT_OF_RANGE, REMEMBERED, UNREACHABLE, UNTRUSTED
 from tests.conftest import forget
 from tests.door.site import Asgi
 from tests.management.test_verify_filter import insert_unseen

@@ -15,10 +15,10 @@ from bloomguard.rebuild.plan import assess
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
 from bloomguard.stores.redis.commands import PROBE_SECONDS
 from bloomguard.stores.redis.connection import Link
-from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support.patience import PATIENT

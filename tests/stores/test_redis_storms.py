@@ -15,9 +15,9 @@ from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
 from bloomguard.stores.redis import RedisStore
-from bloomguard.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Product
 from tests.support import database

@@ -20,7 +20,7 @@ from bloomguard.filters.layout import Layout
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, State
 from bloomguard.state.table import LEASE_SECONDS, StateTable
-from bloomguard.verdicts import ABSENT, MAYBE
+from bloomguard.state.verdicts import ABSENT, MAYBE
 
 NAME = "tokens"
 CLASSES, KEYS_A_CLASS = 4, 12

@@ -45,7 +45,7 @@ from bloomguard import asgi, wsgi
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.conftest import Clock
 from tests.support.calls import call_asgi, call_wsgi
 

@@ -12,7 +12,7 @@ from bloomguard.guards.doubts import unadded
 from bloomguard.lookups import guarded_lookups
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import statements
 from tests.shop.models import Article, Product
 from tests.support import database

@@ -9,7 +9,7 @@ from django.db.models import Q
 
 from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Product, Review
 from tests.support import database
 from tests.support.guarding import registered

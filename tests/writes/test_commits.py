@@ -19,7 +19,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import raw
 from tests.shop.models import Product
 from tests.support.guarding import registered

@@ -17,7 +17,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import isolation
 from tests.shop.models import Short
 from tests.support import database

@@ -19,7 +19,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import fencing, unknown_guards
 from tests.shop.models import Article, Bundle, Product
 from tests.support import database

@@ -18,7 +18,7 @@ from django.db.models.functions import Concat
 from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import discards
 from bloomguard.writes.adding import adding
 from bloomguard.writes.observer import TransactionObserver

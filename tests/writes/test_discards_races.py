@@ -14,7 +14,7 @@ from django.db.models import Q
 from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.verify import Verification
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.conftest import forget
 from tests.shop.models import Article
 from tests.support import database

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Product
 from tests.support import database, orm_writes
 from tests.support.guarding import registered

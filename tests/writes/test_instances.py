@@ -11,7 +11,7 @@ from bloomguard.lookups.context import guarded_lookups
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, BoundPrice, BoundShort, Converted, Echo, Place, Price, Product, Short, Shout
 from tests.support import database
 from tests.support.guarding import registered

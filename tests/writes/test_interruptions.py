@@ -16,7 +16,7 @@ from bloomguard.exceptions import StoreError
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.raw import watch
 from tests.shop.models import Article, Product

@@ -8,7 +8,7 @@ from django.db import connections, transaction
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences
 from tests.shop.models import Short
 from tests.support import database

@@ -15,8 +15,8 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
 from bloomguard.writes import consequences, updates
 from bloomguard.writes.sql import reader
 from tests.conftest import forget

@@ -10,7 +10,7 @@ from django.db.models.sql.compiler import SQLCompiler, SQLInsertCompiler, SQLUpd
 
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Place, Product
 from tests.support import database
 from tests.support.guarding import registered

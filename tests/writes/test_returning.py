@@ -18,7 +18,7 @@ from django.test.utils import CaptureQueriesContext, isolate_apps
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences
 from tests.shop.models import Article, Bundle, Diary, Order, Product, Review
 from tests.support import database

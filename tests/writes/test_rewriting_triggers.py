@@ -13,7 +13,7 @@ from bloomguard.guards import Guard, registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import introspection
 from tests.shop.models import Place, Product
 from tests.support import database

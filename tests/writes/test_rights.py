@@ -11,7 +11,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences, isolation
 from bloomguard.writes.fencing import has_locked_row
 from tests.shop.models import Article, Bundle, Product

@@ -15,8 +15,8 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import disk
-from bloomguard.verdicts import Verdict
 from tests.shop.models import Product, Short
 from tests.support import database
 from tests.support.guarding import registered

@@ -22,8 +22,8 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
+from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.verdicts import Verdict
 from bloomguard.writes import fencing, signals
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database

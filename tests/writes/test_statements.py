@@ -22,7 +22,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
 from tests.support.guarding import registered

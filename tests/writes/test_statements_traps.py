@@ -24,7 +24,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Bargain, Bundle, Exhibit, Price, Product, Shelved, Tag, Ticket
 from tests.support import database
 from tests.support.database import without_mariadb

@@ -11,7 +11,7 @@ from django.test.utils import isolate_apps
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import discards, tables
 from tests.shop.models import Article, Product, Ticket
 from tests.support import database

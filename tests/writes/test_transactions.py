@@ -25,7 +25,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import connection as state_connection
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import fencing
 from bloomguard.writes.adding import adding
 from tests.shop.models import Article, Product

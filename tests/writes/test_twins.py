@@ -15,7 +15,7 @@ from django.test.utils import isolate_apps
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.tables import same_fields, tracked_tables
 from tests.shop.models import Article, Bargain, Order, Product
 from tests.support import database

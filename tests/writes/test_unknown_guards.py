@@ -21,7 +21,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.routes.table import table_for
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import unknown_guards
 from bloomguard.writes.consequences import may_add_key
 from bloomguard.writes.sql.statement import Effect

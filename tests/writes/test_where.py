@@ -11,7 +11,7 @@ from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.updates import selects_the_same_again
 from tests.shop.models import Article, Place, Ticket
 from tests.support import database

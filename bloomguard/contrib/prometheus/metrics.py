@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from ...guards import registry as guards
 from ...guards.counters import AVOIDED, BLOCKED, FALSE_POSITIVE, MICROSECONDS, TIMED
 from ...metrics import VERDICTS, News, flusher
-from ...verdicts import CAUGHT
+from ...state.verdicts import CAUGHT
 from ..health import armed_guards
 
 __all__ = ["Metrics", "StateCollector", "install"]

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from django.core.management.base import CommandError, CommandParser
 
 from ...routes.explain import Explanation, GuardAnswer, explain
-from ...verdicts import in_words
+from ...state.verdicts import in_words
 from .. import UrlsCommand, counted, room_in_words
 
 

@@ -18,7 +18,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.doubts import unadded
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.adding import _check_class, adding
 from tests.shop.models import Article, Product, Short
 from tests.support import database

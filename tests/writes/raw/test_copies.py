@@ -13,7 +13,7 @@ from bloomguard.guards import registry
 from bloomguard.guards.doubts import strayed
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.table import EXPIRY_SECONDS
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.adding import adding
 from tests.shop.models import Product
 from tests.support import database

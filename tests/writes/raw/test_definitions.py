@@ -15,7 +15,7 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state import transactions
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences, introspection
 from tests.shop.models import Article, Order, Product
 from tests.support import database

@@ -10,7 +10,7 @@ from django.db.backends.signals import connection_created
 
 from bloomguard.guards import registry
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes.adding import adding
 from tests.shop.guards import ProductGuard
 from tests.shop.models import Product

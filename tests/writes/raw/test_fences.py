@@ -35,7 +35,7 @@ from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.transactions import locks_table
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences, fencing, raw, tables
 from bloomguard.writes.sql import reader
 from tests.shop.models import Article, Bundle, Order, Product

@@ -9,7 +9,7 @@ from django.test.utils import isolate_apps
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.row import ARMED, FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import consequences
 from tests.shop.models import Article, Product
 from tests.support import database

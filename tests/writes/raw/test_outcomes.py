@@ -10,7 +10,7 @@ from django.db.backends.postgresql.psycopg_any import is_psycopg3
 
 from bloomguard.guards import registry
 from bloomguard.state.row import FENCED
-from bloomguard.verdicts import Verdict
+from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article
 from tests.support import database
 from tests.support.orm_writes import uninstalled
