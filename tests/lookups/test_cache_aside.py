@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from concurrent import futures
 from concurrent.futures import ThreadPoolExecutor
@@ -724,7 +723,7 @@ def test_a_child_lands_none_of_its_parents_flights(shop, monkeypatch):
     assert mine
     assert call.join(1) == (flight, False)
 
-    monkeypatch.setattr(os, "getpid", lambda: -1)
+    monkeypatch.setattr(cache_aside, "os", SimpleNamespace(getpid=lambda: -1))
 
     assert call.join(1)[1]
     call.land(flight, None)  # of an older flight: the one under way stays
