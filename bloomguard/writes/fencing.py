@@ -58,7 +58,9 @@ class PendingFence:
         after = self._after
         if after is not None and after == self.before and after.version:
             return
-        self.table.sleep(max(0.0, self._since + EXPIRY_SECONDS - self.table.clock()))
+        wait = self._since + EXPIRY_SECONDS - self.table.clock()
+        if wait > 0:
+            self.table.sleep(wait)
         if after is None or (after.status == FENCED and after.version > self.before.version):
             self.table.log_fenced(self.name, self._reason)
 

@@ -21,6 +21,7 @@ FILES = sorted(str(path.relative_to(ROOT)) for path in ROOT.rglob("*.py") if "mi
 #: Whoever waits there is no request and no write: it is the work of the thread itself, done by another one, or the
 #: probes of a start, which send requests to the site's own views.
 WITHOUT_A_LIMIT = {
+    ("lookups/cache_aside.py", "flight.done.result()"),  # of a future that is done
     ("door/probes.py", "pool.submit(_as_probe, run).result()"),
     ("rebuild/pages.py", "pending.result()"),
 }

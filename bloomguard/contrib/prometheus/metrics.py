@@ -76,7 +76,10 @@ class StateCollector:
 
 
 def install(registry: CollectorRegistry = REGISTRY) -> Metrics:
-    """Register counters and collector in ``registry``, where they are not yet, and update them from now on."""
+    """Register counters and collector in ``registry``, and update the counters from now on.
+
+    Raises :class:`ValueError` if they are registered already.
+    """
     metrics = Metrics(registry)
     registry.register(StateCollector())  # type: ignore[arg-type, unused-ignore]  # describe() and collect() are all that it calls
     flusher.listeners.append(metrics.update)
