@@ -78,7 +78,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(20)
+@mutant(44)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -96,20 +96,20 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(150)
+@mutant(225)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
     return [patch.object(Process, "clock", lambda self: real(self) - self.slept)]
 
 
-@mutant(5)
+@mutant(31)
 def rows_of_a_standby() -> Patches:
     """Whoever answers is believed, however far it lags behind."""
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(1)
+@mutant(33)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
@@ -118,7 +118,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(70)
+@mutant(81)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -150,19 +150,19 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     ]
 
 
-@mutant(3)
+@mutant(8)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(6)
+@mutant(49)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(5)
+@mutant(0)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = ActiveFilter._add
@@ -177,7 +177,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(81)
+@mutant(36)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(idle, "is_in_time", lambda guard, since: True)]
@@ -222,19 +222,19 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(13)
+@mutant(17)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(3)
+@mutant(11)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(40)
+@mutant(21)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -265,7 +265,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(47)
+@mutant(11)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -288,7 +288,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(306)
+@mutant(55)
 def no_wait_of_writers_for_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before. Looked for where stores are
     replaced."""
@@ -304,25 +304,25 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(3)
+@mutant(12)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one.is_building)
 
 
-@mutant(12)
+@mutant(7)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(17)
+@mutant(3)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(1)
+@mutant(14)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -339,20 +339,20 @@ def publish_without_compare_and_set() -> Patches:
 # -- discards
 
 
-@mutant(87)
+@mutant(58)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(172)
+@mutant(147)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant(15)
+@mutant(30)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -372,13 +372,13 @@ def insert_if_absent() -> Patches:
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(8)
+@mutant(17)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(32)
+@mutant(9)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -391,7 +391,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(239)
+@mutant(24)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()
