@@ -11,8 +11,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 
 from django.db import DatabaseError
+from django.utils import timezone
 
 from ..exceptions import StoreError
 from ..guards import Guard
@@ -21,6 +23,9 @@ from ..state.table import EXPIRY_SECONDS
 from .locks import is_alive, is_running
 
 logger = logging.getLogger("bloomguard")
+
+#: A live builder has dropped the standby itself by then.
+_BUILDER_DIES_AFTER = timedelta(minutes=1)
 
 
 def prefix_of(here: str) -> str:
@@ -89,11 +94,16 @@ def retire(guard: Guard, state: State) -> None:
         sweep(guard, there, after)
 
 
-def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Remove what builders that died have left, unless another one builds: standbys and unfinished generations.
+def _is_over(guard: Guard, state: State) -> bool:
+    """Return whether there is a standby whose builder died before it could drop it."""
+    row = guard._runtime.active_filter.table.row(guard.name)
+    if row is None or row.version != state.version or not row.standby:
+        return False
+    return (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER <= timezone.now()
 
-    A standby may also be that of a builder that waits to drop it: after two leases no process answers from it.
-    """
+
+def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
+    """Drop the standbys and the unfinished generations of builders that have died, when every process knows."""
     left: list[tuple[Guard, State]] = []
     for guard in guards:
         table = guard._runtime.active_filter.table
@@ -103,7 +113,7 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
                 after = table.swap(state, building="", builder="")
                 if after is not None:
                     left.append((guard, after))
-            elif state.standby and not state.building:
+            elif _is_over(guard, state):
                 left.append((guard, state))
         except DatabaseError as error:
             log_not_removed(guard, error)

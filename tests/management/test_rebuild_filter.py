@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+from datetime import timedelta
 from unittest.mock import Mock
 
 import pytest
@@ -446,6 +447,8 @@ def test_if_needed_clears_away_what_a_dead_builder_left(monkeypatch):
     monkeypatch.setattr(Rebuild, "retire", lambda self: None)
     run("product")
     kept = len(stores["default"].names("product"))
+    past = timezone.now() - timedelta(minutes=2)
+    states.table.swap(states.table.current("product"), published_at=past)
 
     run("product", "--if-needed")
 

@@ -108,32 +108,19 @@ def test_the_next_build_replaces_the_standby(kept, clock):
     assert lying() == {third.generation}
 
 
-def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept):
-    """Two leases after it was looked at, no process answers from it."""
+def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypatch):
+    """A minute after it was replaced, and two leases after it was looked at."""
     waited = []
+    seen = states.table.current("product")
+    seen = states.table.swap(seen, published_at=timezone.now() - timedelta(seconds=50))
+    clear_away([registry["product"]], waited.append)
+    before = lying()
+    states.table.swap(seen, published_at=timezone.now() - timedelta(seconds=70))
 
-    for _ in range(2):
-        clear_away([registry["product"]], waited.append)
+    clear_away([registry["product"]], waited.append)
 
-    assert (row().standby, lying()) == ("", {kept[0]})
+    assert (before, lying()) == ({*kept}, {kept[0]})
     assert waited == [states.EXPIRY_SECONDS]
-
-
-def test_a_builder_that_waits_may_find_its_standby_dropped(clock):
-    """By cron, which has waited for two leases as well: both have succeeded."""
-    Product.objects.create(pk=1)
-    guard = registry["product"]
-    Rebuild(guard, sleep=clock.sleep).run()
-
-    def sleep(seconds):
-        clock.sleep(seconds)
-        if row().standby:
-            clear_away([guard], clock.sleep)
-
-    report = Rebuild(guard, sleep=sleep).run()
-
-    assert (row().standby, lying()) == ("", {report.generation})
-    assert serves()
 
 
 def test_what_a_dead_builder_left_is_cleared_away(kept, clock):
@@ -141,7 +128,7 @@ def test_what_a_dead_builder_left_is_cleared_away(kept, clock):
     mine = Rebuild(registry["product"], sleep=clock.sleep)
     mine.announce()
     clear_away([registry["product"]], clock.sleep)
-    assert (row().building, row().standby) == (mine._name, kept[1])  # this process is alive
+    assert row().building == mine._name  # this process is alive
     GuardState.objects.using(database.current).filter(name="product").update(builder="elsewhere/1")
     assert row().building == mine._name
 
@@ -177,6 +164,7 @@ def test_what_another_builder_began_meanwhile_is_not_cleared_away(kept, clock):
 def test_clearing_away_that_the_database_refuses_stops_no_other(kept, clock, monkeypatch, caplog):
     """It is tried again the next time; guards that need a rebuild get it now."""
     current = states.table.current
+    states.table.swap(current("product"), published_at=timezone.now() - timedelta(minutes=2))
 
     def refused(name):
         if name == "order":

@@ -57,7 +57,7 @@ def install() -> None:
     for module in (active_filter, state):
         _put(module, own_lock=lambda owner, name: threading.RLock())
     wall = SimpleNamespace(now=lambda: World.current.running().wall())
-    for module in (locks, rebuild, state):
+    for module in (locks, rebuild, standby, state):
         _put(module, timezone=wall)
     _put(state, new_token=lambda: World.current.new_token())
     network = SimpleNamespace(gethostname=lambda: World.current.running().host)
