@@ -116,7 +116,7 @@ class FilterCopy(Rebuild):
     def _log_fenced(self, reason: str) -> None:
         """Log nothing: the copy is published in a moment, and needs no rebuild."""
 
-    def retire(self) -> None:
+    def retire(self, state: State) -> None:
         """Drop the original: no process has answered from it since the fence."""
         for name in self._from.generations:
             try:

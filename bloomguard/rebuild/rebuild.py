@@ -70,7 +70,7 @@ class Rebuild:
         self._names_before: Sequence[str] = ()
         self._expected_rows = 0
         self._checks: list[PublishCheck] = []
-        #: The state row as it was then; since :meth:`announce`, the one that names the generation, or it is published.
+        #: The state row as it was then; since :meth:`announce`, the one that names the generation.
         self._row = State(guard.name)
         self._last_heartbeat, self._seconds = clock(), 0.0
         self.published = self._is_lost = False
@@ -245,6 +245,7 @@ class Rebuild:
             self._send_heartbeats()
         measured = check_error_rate(self.guard, self._generation, self._probes)
         self._publish(self._generation.layout, rows, measured)
+        self.published = True
         return Report.of(
             self._generation.layout,
             guard=self.guard.name,
@@ -269,9 +270,20 @@ class Rebuild:
         except Exception as error:
             logger.warning("bloomguard left an unfinished generation of %s behind: %s", self.guard.name, error)
 
-    def retire(self) -> None:
+    def row_published(self) -> State | None:
+        """Return the state row as it is now, if its active generation is the one that this rebuild has published."""
+        if not self.published:
+            return None
+        try:
+            state = self.table.current(self.guard.name)
+        except DatabaseError as error:
+            standby.log_not_removed(self.guard, error)
+            return None
+        return state if state.active == self._name else None
+
+    def retire(self, state: State) -> None:
         """Drop the previous generation, :data:`EXPIRY_SECONDS` after publishing: no process answers from it."""
-        standby.retire(self.guard, self._row)
+        standby.retire(self.guard, state)
 
     def heartbeat(self) -> None:
         """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
@@ -323,8 +335,6 @@ class Rebuild:
         published = self.table.swap(self._row, **changes)
         if published is None:
             raise superseded(self.table, self.guard.name)
-        self._row, self.published = published, True
-        self.table.renew(after=self.table.clock())  # so that this process answers by it at once
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
@@ -362,13 +372,13 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(lambda one: one.wait_for_writers())
         waited = time.monotonic() - began
         each(lambda one: one.complete())
-        published = [one for one in rebuilds if one.published]
+        retiring = [(one, state) for one in rebuilds if (state := one.row_published()) is not None]
         began = time.monotonic()
-        if any(one._row.standby for one in published):
+        if any(state.standby for _, state in retiring):
             sleep(EXPIRY_SECONDS)
         waited += time.monotonic() - began
-        for one in published:
-            one.retire()
+        for one, state in retiring:
+            one.retire(state)
     except BaseException as error:
         clear_frames(error.__traceback__)  # while a cursor in one reads, SQLite refuses to change the state row
         for one in rebuilds:

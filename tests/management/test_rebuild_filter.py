@@ -444,7 +444,7 @@ def test_if_needed_tells_its_reasons_as_json():
 def test_if_needed_clears_away_what_a_dead_builder_left(monkeypatch):
     """A standby whose builder was killed goes although nothing is built."""
     run("product")
-    monkeypatch.setattr(Rebuild, "retire", lambda self: None)
+    monkeypatch.setattr(Rebuild, "retire", lambda self, state: None)
     run("product")
     kept = len(stores["default"].names("product"))
     past = timezone.now() - timedelta(minutes=2)

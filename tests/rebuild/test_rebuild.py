@@ -351,7 +351,7 @@ def test_no_write_of_another_process_is_lost(start, fresh, monkeypatch):
     monkeypatch.setattr(OrderGuard, "capacity", 200_000)
     former = Rebuild(registry["order"], sleep=lambda seconds: None).run().generation
     monkeypatch.setattr(sources, "PAGE_ROWS", 100)
-    monkeypatch.setattr(Rebuild, "retire", lambda self: None)
+    monkeypatch.setattr(Rebuild, "retire", lambda self, state: None)
     acknowledged = Acknowledged([start(code=WRITER), start(code=WRITER)])
     acknowledged.wait_for(10)
 
@@ -568,7 +568,8 @@ def test_an_announcement_that_was_not_heard_of_is_taken_back(built, clock, monke
     assert stores["default"].names("product") == [built.generation]
 
 
-def test_tidying_up_that_fails_is_no_failure(built, clock, monkeypatch, caplog):
+@pytest.mark.parametrize("broken", ["current", "swap"])
+def test_tidying_up_that_fails_is_no_failure(broken, built, clock, monkeypatch, caplog):
     """Once it is published, a build has succeeded: what is left over is the next one's to remove."""
     rebuilder = Rebuild(registry["product"])
 
@@ -580,6 +581,9 @@ def test_tidying_up_that_fails_is_no_failure(built, clock, monkeypatch, caplog):
             patch.setattr(states.table, "swap", fail)
 
     with monkeypatch.context() as patch:
+        if broken == "current":
+            publish = rebuilder._publish
+            patch.setattr(rebuilder, "_publish", lambda *a: (publish(*a), patch.setattr(states.table, "current", fail)))
         rebuilder._sleep = sleep
         report = rebuilder.run()
 

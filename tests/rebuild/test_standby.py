@@ -41,7 +41,7 @@ def kept(clock) -> tuple[str, str]:
     Product.objects.bulk_create(Product(pk=pk) for pk in range(1, 101))
     former = Rebuild(registry["product"], sleep=clock.sleep).run()
     killed = Rebuild(registry["product"], sleep=clock.sleep)
-    killed.retire = lambda: None
+    killed.retire = lambda state: None
     active = killed.run()
     clock.now += 1
     return active.generation, former.generation
