@@ -61,6 +61,9 @@ class GuardState(models.Model):
     standby = models.CharField(
         max_length=40, default="", blank=True, help_text="the previous generation, still written to"
     )
+    standby_until = models.DateTimeField(
+        null=True, blank=True, help_text="the previous generation is kept for a roll-back until then"
+    )
     building = models.CharField(
         max_length=40, default="", blank=True, help_text="the generation being built, written to already"
     )

@@ -15,8 +15,8 @@ request_blocked = Signal()
 #: This process has fenced a guard until the next rebuild. ``sender``: ``GuardState``. ``name``: the guard's name.
 #: ``reason``: a text. Sent inside the transaction of the write that caused the fence, if any.
 guard_fenced = Signal()
-#: A rebuild has activated another generation. ``sender``: the guard's class. ``guard``. ``generation``: its name.
-#: ``rows``: their number.
+#: A rebuild or a roll-back has activated another generation. ``sender``: the guard's class. ``guard``. ``generation``:
+#: its name. ``rows``: their number, ``None`` after a roll-back.
 generation_published = Signal()
 #: A row exists, but the filter answered ABSENT for it. ``sender``: the guard's class. ``guard``. ``value``: the row's
 #: ID as it was looked up.

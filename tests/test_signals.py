@@ -13,6 +13,7 @@ from django.test import AsyncClient, Client
 from bloomguard import signals
 from bloomguard.guards import registry, spot_checks
 from bloomguard.models import GuardState
+from bloomguard.rebuild import rebuild, roll_back_all
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from tests.door.site import Asgi, Wsgi
@@ -137,6 +138,16 @@ def test_a_publication_is_told(shop, fails):
         {"guard": registry["product"], "generation": active[0], "rows": 1}
     ]
     assert sent[0]["sender"] is type(registry["product"])
+
+
+def test_a_roll_back_is_told(shop, clock):
+    """So does a return to the generation before; how many rows it has is not known."""
+    before = GuardState.objects.get(name="product").active
+    rebuild.Rebuild(registry["product"], keep_standby=3_600, sleep=clock.sleep).run()
+    with listening(signals.generation_published) as sent:
+        roll_back_all([registry["product"]], clock.sleep)
+
+    assert [(each["generation"], each["rows"]) for each in sent] == [(before, None)]
 
 
 @pytest.mark.parametrize("fails", [None, ValueError("a receiver of somebody's")], ids=["", "failing"])

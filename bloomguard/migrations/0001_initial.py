@@ -26,6 +26,7 @@ class Migration(migrations.Migration):
                 ('definition', models.CharField(blank=True, default='', help_text='hash of what a key means, in the version that built them', max_length=32)),
                 ('active', models.CharField(blank=True, default='', help_text='the active generation', max_length=40)),
                 ('standby', models.CharField(blank=True, default='', help_text='the previous generation, still written to', max_length=40)),
+                ('standby_until', models.DateTimeField(blank=True, help_text='the previous generation is kept for a roll-back until then', null=True)),
                 ('building', models.CharField(blank=True, default='', help_text='the generation being built, written to already', max_length=40)),
                 ('builder', models.CharField(blank=True, default='', help_text='the host and process that build it', max_length=200)),
                 ('builder_seen_at', models.DateTimeField(blank=True, null=True)),

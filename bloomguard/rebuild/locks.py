@@ -62,7 +62,7 @@ def superseded(table: StateTable, name: str) -> RebuildError:
     """Return the error of a build that can no longer be published."""
     row = table.row(name)
     # A fence of this build leaves the builder's name; else the reason is an older one's.
-    why = row.reason if row and row.builder and not row.building else "a fence or another builder"
+    why = row.reason if row and row.builder and not row.building else "a fence, a roll-back or another builder"
     return RebuildError(
         f"{name}: its state row changed during the build ({why}), so the new generation may lack a row and was not "
         "published; run it again"

@@ -44,6 +44,7 @@ _HEARTBEAT_SECONDS = 10.0
 class Rebuild:
     """One rebuild of one guard. ``progress(rows done, rows in all)`` is called after every page.
 
+    For a roll-back, the previous generation is kept, and written to, for at least ``keep_standby`` seconds.
     ``unless_held``: refuse if a user has fenced the guard by hand, maybe since the decision to rebuild it.
     ``probes`` keys measure the error rate.
 
@@ -56,13 +57,14 @@ class Rebuild:
         guard: Guard,
         *,
         progress: Progress = lambda done, total: None,
+        keep_standby: float = 0.0,
         unless_held: bool = False,
         probes: int = PROBES,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.guard, self._progress = guard, progress
-        self._unless_held, self._probes = unless_held, probes
+        self._keep_standby, self._unless_held, self._probes = keep_standby, unless_held, probes
         self._sleep, self._clock = sleep, clock
         #: The generation, since :meth:`prepare` or :meth:`announce`; what the store had before, and the rows expected.
         self._name = ""
@@ -282,8 +284,8 @@ class Rebuild:
         return state if state.active == self._name else None
 
     def retire(self, state: State) -> None:
-        """Drop the previous generation, :data:`EXPIRY_SECONDS` after publishing: no process answers from it."""
-        standby.retire(self.guard, state)
+        """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing: no process answers from it."""
+        standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self) -> None:
         """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
@@ -320,6 +322,7 @@ class Rebuild:
         changes = {
             "active": self._name,
             "standby": self._row.active if self._row.status == ARMED else "",  # a fenced one lacks rows
+            "standby_until": None,
             "building": "",
             "builder": "",
             "status": ARMED,

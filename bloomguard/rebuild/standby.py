@@ -1,6 +1,8 @@
-"""The standby: the previous generation, from which some process may answer for two leases after a publication.
+"""The standby: the previous generation, which is dropped soon, or kept for some time for a roll-back.
 
-After that none does, and it is dropped. What a builder leaves that dies before, the next one removes.
+For two leases after a publication some process may still answer from the standby. After that none does, and the standby
+is dropped or marked as kept. A kept standby is as complete as the active generation, because an add that does not reach
+it first removes it from the state row, as a fence does. So a roll-back is one compare-and-set of the row.
 """
 
 from __future__ import annotations
@@ -12,15 +14,20 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from typing import Any
 
 from django.db import DatabaseError
 from django.utils import timezone
 
-from ..exceptions import StoreError
+from ..exceptions import RebuildError, StoreError
+from ..filters import FilterError
 from ..guards import Guard
-from ..state.row import State
+from ..signals import generation_published, send
+from ..state.row import ARMED, State
 from ..state.table import EXPIRY_SECONDS
 from .locks import is_alive, is_running
+from .plan import attempt, open_active
 
 logger = logging.getLogger("bloomguard")
 
@@ -78,15 +85,23 @@ def log_not_removed(guard: Guard, error: Exception) -> None:
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
 
 
-def retire(guard: Guard, state: State) -> None:
-    """Drop the standby, two leases after it was replaced, and sweep the store.
+def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
+    """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store.
 
-    Not if the row is no longer as ``state``: a generation in the store may be one that another builder has begun.
+    With a scope none is kept: its schema or database may have another name by the time of a roll-back.
     """
+    until = timezone.now() + timedelta(seconds=keep_seconds)
+    keep = keep_seconds and guard.scope is None
+    changes: dict[str, Any] = {"standby_until": until} if keep else {"standby": "", "standby_until": None}
+    _change_and_sweep(guard, state, changes if state.standby else {})
+
+
+def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> None:
+    """Sweep the store if the row is still as ``state``; else a generation in it may be one that another has begun."""
     active_filter = guard._runtime.active_filter
     try:
         there = active_filter.store.patient.names(guard.name)
-        after = active_filter.table.swap(state, standby="")
+        after = active_filter.table.swap(state, **changes)
     except (DatabaseError, StoreError) as error:
         log_not_removed(guard, error)
         return
@@ -94,17 +109,52 @@ def retire(guard: Guard, state: State) -> None:
         sweep(guard, there, after)
 
 
-def _is_over(guard: Guard, state: State) -> bool:
-    """Return whether there is a standby whose builder died before it could drop it."""
+def roll_back(guard: Guard) -> State:
+    """Make the kept generation active again; return the new state row, for :func:`retire` after two leases.
+
+    Until then writers add to the replaced generation too, then it is dropped. A rebuild that runs now will fail to
+    publish. Raises :class:`RebuildError` with the reason if no generation was kept.
+    """
+    table = guard._runtime.active_filter.table
+    seen = table.current(guard.name)
+    if not seen.kept or seen.status != ARMED:
+        raise RebuildError(
+            f"{guard.name}: there is no previous generation to roll back to: none was kept (rebuild_filter "
+            "--keep-standby 1h), its time is over, or an add did not reach it. Run rebuild_filter"
+        )
+    try:
+        kept = open_active(guard, seen, name=seen.kept)
+        for _ in kept.filters():  # reads and checks all of it
+            pass
+    except (StoreError, FilterError) as error:
+        raise RebuildError(f"{guard.name}: the previous generation cannot be trusted: {error}") from error
+    after = table.swap(seen, active=seen.kept, standby=seen.active, standby_until=None, published_at=timezone.now())
+    if after is None:
+        raise RebuildError(f"{guard.name}: its state row changed at the same moment, so nothing was done; try again")
+    send(generation_published, type(guard), guard=guard, generation=after.active, rows=None)
+    return after
+
+
+def is_over(guard: Guard, state: State) -> bool:
+    """Return whether there is a standby to drop: its time is over, or its builder died before it could drop it."""
     row = guard._runtime.active_filter.table.row(guard.name)
     if row is None or row.version != state.version or not row.standby:
         return False
-    return (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER <= timezone.now()
+    until = row.standby_until or (row.published_at or timezone.now()) + _BUILDER_DIES_AFTER
+    return until <= timezone.now()
+
+
+def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> list[State | RebuildError]:
+    """Roll several guards back with one wait for all; return the state row or an error for each, in their order."""
+    outcomes = [attempt(guard, partial(roll_back, guard)) for guard in guards]
+    rolled_back = [(guard, state) for guard, state in zip(guards, outcomes) if isinstance(state, State)]
+    _after_all_know([partial(retire, guard, state) for guard, state in rolled_back], sleep)
+    return outcomes
 
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
-    """Drop the standbys and the unfinished generations of builders that have died, when every process knows."""
-    left: list[tuple[Guard, State]] = []
+    """Drop the standbys whose time is over, and the unfinished generations of builders that have died."""
+    steps: list[Callable[[], None]] = []
     for guard in guards:
         table = guard._runtime.active_filter.table
         try:
@@ -112,12 +162,17 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
             if state.building and not is_alive(table, state):
                 after = table.swap(state, building="", builder="")
                 if after is not None:
-                    left.append((guard, after))
-            elif _is_over(guard, state):
-                left.append((guard, state))
+                    steps.append(partial(_change_and_sweep, guard, after, {}))
+            elif is_over(guard, state):
+                steps.append(partial(retire, guard, state))
         except DatabaseError as error:
             log_not_removed(guard, error)
-    if left:
+    _after_all_know(steps, sleep)
+
+
+def _after_all_know(steps: Sequence[Callable[[], None]], sleep: Callable[[float], None]) -> None:
+    """Take the steps when every process has read the state rows as they are now."""
+    if steps:
         sleep(EXPIRY_SECONDS)
-    for guard, state in left:
-        retire(guard, state)
+    for step in steps:
+        step()

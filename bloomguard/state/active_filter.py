@@ -306,26 +306,29 @@ class ActiveFilter:
             self._refused = {name: each for name, each in list(self._refused.items()) if name in state.generations}
         self.negative_cache.tidy(state.generations)
 
-    def add(self, keys: RowKeys, *, may_read: bool = True) -> bool:
+    def add(
+        self, keys: RowKeys, drop_standby: Callable[[State], bool] = lambda state: False, *, may_read: bool = True
+    ) -> bool:
         """Add ``keys`` to every generation that the state row names; return whether all adds are confirmed.
 
-        A failed add is repeated once, with a new copy of the row, but not with ``may_read=False``.
+        A failed add is repeated once, with a new copy of the row, but not with ``may_read=False``. If the keys do not
+        reach a standby that is kept for a roll-back, ``drop_standby(state)`` removes it from the row, if it can.
         """
         if not may_read:
             copy = self.table.lease(self.name)
-            return copy is not None and copy.status == ARMED and self._add(copy, keys)
+            return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
         self._failure, began = "", self.table.clock()
         for _ in range(2):
             state = self.table.renewed(self.name)
             if state is not None:
                 self.table.wait_for_fence(state)
-                if self._add(state, keys):
+                if self._add(state, keys, drop_standby):
                     self._failure = ""
                     return True
             self.table.renew(after=began)
         return False
 
-    def _add(self, state: State, keys: RowKeys) -> bool:
+    def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool]) -> bool:
         opened = self._opened if state.change == self._change and state.is_ours else {}
         for name in state.generations:
             if state.status != ARMED and name != state.building:
@@ -340,7 +343,9 @@ class ActiveFilter:
                 self._failure = str(error)
                 if isinstance(error, StoreUnavailable) or name != state.standby:
                     self._fail_current(error, name)
-            return False
+            # A standby that is not kept yet is still used by processes that have not read the row since.
+            if name != state.kept or not drop_standby(state):
+                return False
         # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
         now = self.table.lease(self.name)
         return now is not None and (now is state or now.is_covered_by(state))

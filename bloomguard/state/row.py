@@ -56,8 +56,9 @@ class State:
     definition: str = field(default="", compare=False)  # of their keys: see bloomguard.guards.meta
     #: Random, new with each version: a restored database uses the same version numbers again.
     token: str = field(default="", compare=False)
-    #: A raw database value, only tested for equality: which fence it is.
+    #: Raw database values, only tested for equality and presence: which fence it is, and whether the standby is kept.
     fenced_at: Any = field(default=None, compare=False)
+    standby_until: Any = field(default=None, compare=False)
     #: No columns: the database that the row was read from, and whether it can lose no COMMIT unnoticed.
     here: str = field(default="", compare=False, metadata=_READ_ALONG)
     is_durable: bool = field(default=True, compare=False, metadata=_READ_ALONG)
@@ -97,6 +98,11 @@ class State:
             )
         other, this = (f"another store than {store.place}", "host") if store.place else ("another store", "one")
         return f"its filter was built in {other}, or before this {this} was restarted; run rebuild_filter"
+
+    @property
+    def kept(self) -> str:
+        """The standby if it is kept for a roll-back: complete, gets adds, checked by no process any more."""
+        return self.standby if self.standby_until else ""
 
     @cached_property
     def generations(self) -> tuple[str, ...]:

@@ -371,7 +371,7 @@ class StateTable:
     def fenced_values(reason: str) -> dict[str, Any]:
         """Return what a fence changes in the row, except the version."""
         # The standby lacks the adds that are made while the guard is fenced.
-        nothing = {"standby": "", "building": "", "token": new_token()}
+        nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
         return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": Truncator(reason).chars(200)}
 
     @staticmethod

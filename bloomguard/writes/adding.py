@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -72,7 +73,8 @@ class Adding:
                 problem = "adding() cannot count the rows of a key, and the filter discards keys"
             if not (keys or problem) and isinstance(values, Iterator):
                 return  # it was read before, by the statement itself: that is no add
-            confirmed = needs_none or (not problem and guard._runtime.active_filter.add(keys))
+            add = guard._runtime.active_filter.add
+            confirmed = needs_none or (not problem and add(keys, partial(fencing.drop_standby, guard, using)))
         if not confirmed:
             fencing.fence({guard: problem or unknown_guards.why_not_added(guard)}, using)
         self.missing = ""

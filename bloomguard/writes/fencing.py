@@ -207,6 +207,23 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
     return fenced
 
 
+def drop_standby(guard: Guard, using: str, seen: State) -> bool:
+    """Remove the standby from the state row, so that an add which did not reach it counts; ``False`` if that fails.
+
+    A rollback to the standby compares and sets the row's version too: of it and this change, the second one fails.
+    """
+    table = table_of(guard)
+    if is_lock_shared(table, using):
+        return False  # only this transaction could do it, and its rollback would undo it after others relied on it
+    try:
+        return (
+            not has_locked_row(table, guard.name, using)
+            and table.swap(seen, standby="", standby_until=None) is not None
+        )
+    except DatabaseError:
+        return False
+
+
 def table_of(guard: Guard) -> StateTable:
     """Return the table of the guard's state row, also for a guard with a configuration error."""
     try:

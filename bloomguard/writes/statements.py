@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -329,7 +329,7 @@ def _problem(tracked: TrackedTable, using: str, written: WrittenRows | None) -> 
         return "a row was written whose key cannot be made"
     except NoScope as error:
         return str(error)
-    if len(keys) and not guard._runtime.active_filter.add(keys):
+    if len(keys) and not guard._runtime.active_filter.add(keys, partial(fencing.drop_standby, guard, using)):
         return unknown_guards.why_not_added(guard)
     return ""
 

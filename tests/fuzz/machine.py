@@ -25,7 +25,7 @@ from bloomguard.guards import Guard, spot_checks
 from bloomguard.guards.keys import OutOfRange, Unkeyable
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, locks, rebuild, run_all, verify
+from bloomguard.rebuild import Rebuild, locks, rebuild, roll_back_all, run_all, verify
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED
@@ -443,6 +443,7 @@ class Machine:
     def _build(self, chosen: Sequence[Guarded], draw: Random, writers: bool) -> None:
         guards = self.guards if draw.random() < 0.5 else self.others
         steps = list(nested(draw, draw.randrange(6) if writers else 0))
+        keep = draw.choice([0.0, 3600.0])
         turns: SimpleQueue[Any] = SimpleQueue()
         go: SimpleQueue[Any] = SimpleQueue()
 
@@ -452,7 +453,10 @@ class Machine:
 
         def build() -> Any:
             try:
-                made = [Rebuild(guards[one.name], sleep=pause, progress=lambda done, total: pause(0)) for one in chosen]
+                made = [
+                    Rebuild(guards[one.name], sleep=pause, keep_standby=keep, progress=lambda done, total: pause(0))
+                    for one in chosen
+                ]
                 return run_all(made, pause)
             finally:
                 turns.put(None)
@@ -493,6 +497,13 @@ class Machine:
         for who in (0, 1):
             if self.open[who]:
                 self._write(who, "finish", draw.getrandbits(30))
+
+    def _do_back(self, who: int, draw: Random) -> None:
+        """Somebody goes back to the generations that were kept."""
+        if self.vendor == "sqlite":
+            self._finish_all(draw)
+        for outcome in roll_back_all([self.others[one.name] for one in GUARDED], self.clock.sleep):
+            self.counts["went back"] += not isinstance(outcome, RebuildError)
 
     def _do_fence(self, who: int, draw: Random) -> None:
         if self.vendor == "sqlite":

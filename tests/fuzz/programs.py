@@ -16,7 +16,7 @@ WRITES = {
 }  # fmt: skip
 TRANSACTIONS = {"enter": 5, "leave": 9, "savepoint": 4, "by_hand": 5, "autocommit": 1.5, "finish": 1, "read": 1}
 OTHERS = {
-    "alter": 0.3, "lookup": 6, "both": 1, "rebuild": 3.5, "fence": 0.5, "restart": 1.5, "dump": 1,
+    "alter": 0.3, "lookup": 6, "both": 1, "rebuild": 3.5, "back": 2, "fence": 0.5, "restart": 1.5, "dump": 1,
     "restore": 0.5, "drop": 0.3,
 }  # fmt: skip
 _ALL = {**WRITES, **TRANSACTIONS, **OTHERS}

@@ -108,7 +108,7 @@ def test_before_migrate_the_commands_say_so(capfd):
     with connection.schema_editor() as editor:
         editor.delete_model(GuardState)
     try:
-        for arguments in (["product"], ["--if-needed"]):
+        for arguments in (["product"], ["--if-needed"], ["--roll-back", "product"]):
             with pytest.raises(CommandError, match=missing):
                 run(*arguments)
         for command in (["verify_filter"], ["switch_guards", "fence"]):
@@ -441,31 +441,56 @@ def test_if_needed_tells_its_reasons_as_json():
     assert found[1]["generation"] == states.table.current("order").active
 
 
-def test_if_needed_clears_away_what_a_dead_builder_left(monkeypatch):
-    """A standby whose builder was killed goes although nothing is built."""
+def test_if_needed_clears_away_what_was_kept_long_enough():
+    """A standby whose time is over goes although nothing is built."""
     run("product")
-    monkeypatch.setattr(Rebuild, "retire", lambda self, state: None)
-    run("product")
+    run("product", "--keep-standby", "1h")
     kept = len(stores["default"].names("product"))
-    past = timezone.now() - timedelta(minutes=2)
-    states.table.swap(states.table.current("product"), published_at=past)
+    past = timezone.now() - timedelta(seconds=1)
+    states.table.swap(states.table.current("product"), standby_until=past)
 
     run("product", "--if-needed")
 
     assert (kept, len(stores["default"].names("product"))) == (2, 1)
 
 
+def test_a_roll_back_by_command():
+    """``--keep-standby 1h``, then ``--roll-back``: the generation before answers again, once."""
+    run("product")
+    former = states.table.current("product").active
+    run("product", "--keep-standby", "1h")
+
+    (found,) = json.loads(run("--roll-back", "product", "--json"))["guards"]
+
+    assert found == {"name": "product", "generation": former}
+    assert states.table.current("product").active == former
+    with pytest.raises(CommandError, match="no previous generation to roll back to"):
+        run("--roll-back", "product")
+
+
+@pytest.mark.parametrize("reason", ["no filter", "fenced", ""])
+def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
+    """A first build has nothing to keep, and nobody goes back to a filter that was disabled."""
+    if reason != "no filter":
+        run("product")
+    if reason == "fenced":
+        states.table.fence("product", "for a test")
+
+    assert ("nothing is kept for a roll-back" in run("product", "--keep-standby", "1h")) == bool(reason)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--max-age", "1h", "--dry-run"], "excludes --dry-run"),
-        (["--max-age", "1h", "--from-store", "other"], "excludes --if-needed and --max-age"),
+        (["--roll-back"], "name the guards"),
+        (["--max-age", "1h", "--dry-run"], "excludes --dry-run and --roll-back"),
+        (["--max-age", "1h", "--from-store", "other"], "excludes --roll-back, --if-needed and --max-age"),
         (
             ["--if-needed", "--max-age", "soon"],
             "'soon' is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h",
         ),
-        (["--max-age", "1"], "'1' is not a duration"),
-        (["--if-needed", "--dry-run", "product"], "not allowed with"),
+        (["--keep-standby", "1"], "'1' is not a duration"),
+        (["--roll-back", "--dry-run", "product"], "not allowed with"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments, said):
@@ -491,7 +516,7 @@ def test_a_period_is_one_that_is_kept():
 @pytest.mark.parametrize("given", ["", "7", "d", "-1s", "0s", "0d", "3651d", "999999999d", "9" * 20 + "s"])
 def test_a_time_is_from_a_second_to_ten_years(given):
     """Any other is refused before anything is done: no clock of the system could wait so long, or it would not wait."""
-    for arguments in (["rebuild_filter", f"--max-age={given}"], ["filter_stats", f"--watch={given}"]):
+    for arguments in (["rebuild_filter", f"--keep-standby={given}"], ["filter_stats", f"--watch={given}"]):
         with pytest.raises(CommandError, match="is not a duration from 1s to 3650d; write a number with s, m, h or d"):
             call_command(*arguments)
     assert states.table.current("product").active == ""
@@ -501,10 +526,10 @@ def test_call_command_takes_texts_as_a_shell_does():
     """Keyword arguments of a task or a test are converted as those of the command line, and refused as they are."""
     run("product")
 
-    call_command("rebuild_filter", "product", if_needed=True, max_age="7d", verbosity=0)
+    call_command("rebuild_filter", "product", if_needed=True, max_age="7d", keep_standby="1h", verbosity=0)
     call_command("filter_stats", "product", since="24h", stdout=io.StringIO())
     call_command("verify_filter", "product", sample="1000", verbosity=0)
-    for command, option in (("rebuild_filter", "max_age"), ("verify_filter", "sample"), ("filter_stats", "since")):
+    for command, option in (("rebuild_filter", "keep_standby"), ("verify_filter", "sample"), ("filter_stats", "since")):
         with pytest.raises(CommandError, match="'some' is not a"):
             call_command(command, "product", **{option: "some"})
 

@@ -456,7 +456,7 @@ def test_a_row_that_changed_meanwhile_forbids_publishing(build, clock):
     def end(*figures):
         states.table.swap(states.table.current("product"), building="", builder="")
 
-    with pytest.raises(RebuildError, match=r"\(a fence or another builder\)"):
+    with pytest.raises(RebuildError, match=r"\(a fence, a roll-back or another builder\)"):
         Rebuild(registry["product"], sleep=clock.sleep, progress=end).run()  # the earlier fence is not the cause
 
 

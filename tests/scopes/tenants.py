@@ -21,7 +21,7 @@ from django_tenants.utils import schema_context, schema_rename  # noqa: E402
 from bloomguard import adding  # noqa: E402
 from bloomguard.exceptions import RebuildError  # noqa: E402
 from bloomguard.guards import places, registry, spot_checks  # noqa: E402
-from bloomguard.rebuild import Rebuild, rebuild  # noqa: E402
+from bloomguard.rebuild import Rebuild, rebuild, roll_back_all  # noqa: E402
 from bloomguard.state import table  # noqa: E402
 from bloomguard.state.active_filter import ActiveFilter  # noqa: E402
 from bloomguard.state.verdicts import CAUGHT  # noqa: E402
@@ -307,6 +307,14 @@ def test_a_write_to_a_schema_that_was_renamed_fences(wares, clock):
     assert decisions("two", 33) == ["fenced"]
     assert "'away' had another name" in table.table.row("ware").reason
     build("ware")
+
+
+def test_no_generation_is_kept_for_a_roll_back(wares, clock):
+    """A schema may have another name by then, and the filter may lack what was written under the present one."""
+    Rebuild(registry["ware"], sleep=clock.sleep, probes=1_000, keep_standby=3_600.0).run()
+    (outcome,) = roll_back_all([registry["ware"]], clock.sleep)
+
+    assert "none was kept" in str(outcome)
 
 
 def test_raw_sql_fences(wares):

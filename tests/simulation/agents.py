@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from django.db import IntegrityError, OperationalError
+from django.db import DatabaseError, IntegrityError, OperationalError
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
-from bloomguard.rebuild import clear_away
+from bloomguard.rebuild import clear_away, roll_back_all
+from bloomguard.state.row import State
 from bloomguard.state.verdicts import MAYBE
 
 from .database import Transaction
@@ -135,7 +136,7 @@ class Curiosity:
 
 
 def builder(world: World, process: Process) -> None:
-    """Rebuilds now and then, as cron does."""
+    """Rebuilds now and then, as cron does. Sometimes the generation before is kept, and somebody goes back to it."""
     pause = 32
     while True:
         world.scheduler.sleep(world.rng.randrange(pause) * TICK)
@@ -143,16 +144,23 @@ def builder(world: World, process: Process) -> None:
 
 
 def build(world: World, process: Process) -> int:
-    """One rebuild; how many ticks to wait at most before the next."""
+    """One rebuild and perhaps a roll-back; how many ticks to wait at most before the next."""
     rng = world.rng
     try:
-        process.rebuild().run()
-        if rng.random() < 0.1:
+        process.rebuild(keep_standby=rng.choice([0, 3600])).run()
+        if rng.random() < 0.5:
+            world.scheduler.sleep(rng.randrange(32) * TICK)
+            world.scheduler.note("goes back")
+            found = roll_back_all([process.guard], process.sleep)[0]
+            world.counts["gone back"] += isinstance(found, State)
+        elif rng.random() < 0.1:
             clear_away([process.guard], process.sleep)
     except RebuildError as error:
         world.counts["not published"] += 1
         world.scheduler.note("gives up:", error)
         return 64 if isinstance(error, BuilderBusy) else 16
+    except DatabaseError:
+        world.scheduler.note("cannot go back: the database is gone")
     return 32
 
 

@@ -20,7 +20,8 @@ from bloomguard.state.table import StateTable
 from bloomguard.writes import fencing, idle, state_rows
 
 from . import agents
-from .database import SimulatedConnection
+from .agents import Faults
+from .database import SimulatedConnection, read_row
 from .servers import Server, SimulatedGeneration, SimulatedStore
 from .world import Process, World
 
@@ -68,7 +69,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(1)
+@mutant(9)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -78,7 +79,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(44)
+@mutant(71)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -118,7 +119,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(81)
+@mutant(7)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -130,7 +131,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(0)
+@mutant(1)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -150,19 +151,19 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     ]
 
 
-@mutant(8)
+@mutant(3)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(49)
+@mutant(20)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(0)
+@mutant(3)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = ActiveFilter._add
@@ -177,7 +178,7 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(36)
+@mutant(92)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(idle, "is_in_time", lambda guard, since: True)]
@@ -222,19 +223,19 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(17)
+@mutant(11)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(11)
+@mutant(16)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(21)
+@mutant(51)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -256,7 +257,7 @@ def fence_that_failed_is_forgotten() -> Patches:
 # -- the store
 
 
-@mutant(14)
+@mutant(8)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -265,7 +266,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(11)
+@mutant(10)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -288,7 +289,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(55)
+@mutant(188)
 def no_wait_of_writers_for_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before. Looked for where stores are
     replaced."""
@@ -304,13 +305,13 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(12)
+@mutant(3)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one.is_building)
 
 
-@mutant(7)
+@mutant(8)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
@@ -322,7 +323,7 @@ def no_barrier() -> Patches:
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(14)
+@mutant(16)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -336,17 +337,36 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
+@mutant(183)
+def standby_kept_though_an_add_missed_it() -> Patches:
+    """A roll-back returns to a generation that lacks what was written when it took no more keys.
+
+    Looked for where that befalls kept standbys alone.
+    """
+
+    def fill(self: Faults) -> None:
+        row = read_row("default")
+        for server in self.world.servers if row.standby_until else ():
+            server.full.add(row.standby)
+
+    return [
+        patch.object(fencing, "drop_standby", lambda guard, using, seen: True),
+        patch.object(agents, "WEATHERS", [["fill"]]),
+        patch.object(Faults, "fill", fill),
+    ]
+
+
 # -- discards
 
 
-@mutant(58)
+@mutant(284)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(147)
+@mutant(125)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
@@ -366,19 +386,19 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(28)
+@mutant(7)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(17)
+@mutant(4)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(9)
+@mutant(4)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -391,7 +411,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(24)
+@mutant(20)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()

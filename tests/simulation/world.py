@@ -249,9 +249,9 @@ class Process:
         self.guard._runtime.active_filter.discard([KEYS[key]], generation)
         self.world.discarded(key)
 
-    def rebuild(self) -> Rebuild:
+    def rebuild(self, keep_standby: float) -> Rebuild:
         """A rebuild as the management command makes it, of the simulated rows."""
-        made = Rebuild(self.guard, sleep=self.sleep, clock=self.clock)
+        made = Rebuild(self.guard, keep_standby=keep_standby, sleep=self.sleep, clock=self.clock)
         made.sources = SimulatedSources(self.world.database, make_key)
         return made
 

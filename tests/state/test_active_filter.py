@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from django.db.models import Q
+from django.utils import timezone
 
 from bloomguard.exceptions import RebuildError, StoreError, StoreUnavailable
 from bloomguard.guards import Guard, registry
@@ -379,6 +380,20 @@ def test_a_standby_that_an_add_did_not_reach_makes_it_no_add(product, clock, mon
     monkeypatch.setattr(opened, "add", fail)
 
     assert not added(product, 50)
+
+
+@pytest.mark.parametrize("parts", [True, False])
+def test_a_kept_standby_that_an_add_did_not_reach_has_to_go(parts, product, clock):
+    """Nobody asks a standby that is kept for a roll-back. An add that misses it counts if, and only if, it is taken out
+    of the row, which is asked for with the row as it was seen."""
+    seen = states.table.current("product")
+    kept = states.table.swap(seen, standby="gone", standby_until=timezone.now())
+    clock.now += 1
+    asked = []
+
+    assert product._runtime.active_filter.add([key(50)], lambda state: asked.append(state) or parts) is parts
+    assert set(asked) == {kept}
+    assert generations(product, seen.active) == {seen.active: True}
 
 
 def test_an_add_to_a_fenced_guard_asks_no_store(product, clock, monkeypatch):

@@ -12,6 +12,7 @@ from bloomguard.guards import registry
 from bloomguard.metrics import read_series
 from bloomguard.rebuild import Rebuild
 from bloomguard.rebuild.plan import assess
+from bloomguard.rebuild.standby import retire, roll_back
 from bloomguard.rebuild.verify import Verification
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
@@ -137,20 +138,22 @@ def test_a_page_of_figures_waits_no_longer_than_a_save(site, settings, monkeypat
     assert waited == {58}
 
 
-@pytest.mark.parametrize("do", ["build", "if needed", "verify"])
+@pytest.mark.parametrize("do", ["build", "if needed", "verify", "roll back"])
 def test_a_rebuild_waits_for_each_reply_as_long_as_bulk_timeout(site, settings, monkeypatch, do):
     """Also for what requests ask with a short one: who the server is, which filters it has, and what is in them."""
     options = settings.BLOOMGUARD["STORES"]["default"]["OPTIONS"]
     options |= {"connect_timeout": 58, "read_timeout": 58, "bulk_timeout": 59}
-    Rebuild(site.guard, sleep=site.clock.sleep).run()
+    Rebuild(site.guard, sleep=site.clock.sleep, keep_standby=60).run()
     forget()
     waited = note_timeouts(monkeypatch)
     if do == "build":
         site.rebuild()
     elif do == "if needed":
         assert not assess(site.guard).reasons
-    else:
+    elif do == "verify":
         assert Verification(site.guard).run().missing == 0
+    else:
+        retire(site.guard, roll_back(site.guard))
 
     assert waited == {59}
 

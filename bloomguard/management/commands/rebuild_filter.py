@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...guards import Guard
 from ...models import GuardState
-from ...rebuild import Rebuild, clear_away, run_all
+from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, attempt
 from ...state.table import table
@@ -43,23 +43,38 @@ class Command(GuardsCommand):
         what.add_argument(
             "--if-needed", action="store_true", help="rebuild only the filters that need it, and show why"
         )
+        what.add_argument(
+            "--roll-back",
+            action="store_true",
+            help="return to the previous filters of the named guards, if they were kept",
+        )
         parser.add_argument(
             "--max-age",
             type=seconds,
             metavar="AGE",
             help="as --if-needed, and also rebuild filters older than this; 12h, 7d, ...",
         )
+        parser.add_argument(
+            "--keep-standby",
+            type=seconds,
+            default=0.0,
+            metavar="TIME",
+            help="keep the previous filter, and write to it, for a roll-back within 30m, 1h, ...",
+        )
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         if options["max_age"] is not None:
-            if options["dry_run"]:
-                raise CommandError("--max-age rebuilds what is older: it excludes --dry-run")
+            if options["dry_run"] or options["roll_back"]:
+                raise CommandError("--max-age rebuilds what is older: it excludes --dry-run and --roll-back")
             options["if_needed"] = True
-        if options["from_store"] is not None and options["if_needed"]:
-            raise CommandError("--from-store copies filters: it excludes --if-needed and --max-age")
+        if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
+            raise CommandError("--from-store copies filters: it excludes --roll-back, --if-needed and --max-age")
+        if options["roll_back"] and not options["names"]:
+            raise CommandError("--roll-back returns to the previous filters: name the guards")
         if not options["dry_run"]:
             refuse_unmigrated()
-        do = self._plan if options["dry_run"] else self._build_needed if options["if_needed"] else self._build
+        modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
+        do = next((mode for name, mode in modes.items() if options[name]), self._build)
         figures = do(guards, options)
         failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
         if options["json"]:
@@ -87,6 +102,16 @@ class Command(GuardsCommand):
             )
         return figures
 
+    def _roll_back(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
+        figures: Figures = []
+        for guard, state in zip(guards, roll_back_all(guards)):
+            if isinstance(state, RebuildError):
+                figures.append(state)
+                continue
+            self.write(f"{guard.name}: rolled back to the previous filter; the other one is dropped")
+            figures.append({"name": guard.name, "generation": state.active})
+        return figures
+
     def _build_needed(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         found = {guard: attempt(guard, partial(assess, guard, options["max_age"])) for guard in guards}
         needs = {guard: need for guard, need in found.items() if isinstance(need, Need)}
@@ -112,7 +137,8 @@ class Command(GuardsCommand):
     def _build(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         if options["verbosity"]:
             self._warn_of_first_builds(guards)
-        rebuilds = [self._rebuild(guard, options, progress=self.progress(guard)) for guard in guards]
+        more = {"keep_standby": options["keep_standby"]}
+        rebuilds = [self._rebuild(guard, options, progress=self.progress(guard), **more) for guard in guards]
         try:
             outcomes = run_all(rebuilds)
         except KeyboardInterrupt:
@@ -127,6 +153,9 @@ class Command(GuardsCommand):
                     f"built in {report.seconds:.1f} s after waiting {report.waited_seconds:.1f} s for other "
                     f"processes; {rate_in_words(report.kind, report.error_rate_measured, report.error_rate)}"
                 )
+                if options["keep_standby"] and not table.current(report.guard).kept:
+                    why = "it had no filter, was disabled, or has a scope"
+                    self.write(f"{report.guard}: nothing is kept for a roll-back: {why}")
         return [named(outcome) if isinstance(outcome, Report) else outcome for outcome in outcomes]
 
     def _rebuild(self, guard: Guard, options: dict[str, Any], **more: Any) -> Rebuild:
