@@ -968,6 +968,13 @@ def connected(link):
         return False
 
 
+def test_long_timeouts_are_warned_of():
+    """Timeouts that would hold up requests are a warning."""
+    store = RedisStore("default", url="redis://127.0.0.1:1/0", read_timeout=5)
+
+    assert [message.id for message in store.check()] == ["bloomguard.W020"]
+
+
 @pytest.mark.django_db
 def test_deploy_checks_ask_every_store(settings, server):
     """``check --tag bloomguard --deploy`` reports what the servers of all stores say; a plain check asks none."""

@@ -38,6 +38,7 @@ _CLUSTER_SHARD_BYTES = 2 << 20  # with a billion keys, each of 64 nodes has its 
 _LISTS = 8  # copies of the hash in a Cluster, spread over the nodes
 _TOGETHER = 256  # keys of one round trip
 _LAST_CELL = ROWS * COLUMNS - 1
+_MAX_REQUEST_TIMEOUT = 0.5  # seconds that a request may wait without a warning
 
 
 class RedisStore(Store):
@@ -88,6 +89,7 @@ class RedisStore(Store):
             self.shard_bytes = _CLUSTER_SHARD_BYTES
             if "{}" in prefix:  # the keys of one shard would be in different slots
                 raise ConfigurationError(f"the store {alias!r}: prefix is {prefix!r}; in a Cluster it has no '{{}}'")
+        self._request_timeout = connect_timeout + read_timeout
         self._reads = servers.link(connect_timeout, read_timeout, breaks=True)
         self._adds = servers.link(connect_timeout, add_timeout, breaks=False)
         self._bulk = servers.link(bulk_timeout, bulk_timeout, breaks=False)
@@ -205,6 +207,18 @@ class RedisStore(Store):
 
     def _page_key(self, page: Page) -> str:
         return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
+
+    def check(self) -> list[CheckMessage]:
+        seconds = self._request_timeout
+        if seconds <= _MAX_REQUEST_TIMEOUT:
+            return []
+        return [
+            Warning(
+                f"the store {self.alias!r} lets a request wait {seconds:g} s for a server that is down.",
+                hint="Lower connect_timeout and read_timeout; 0.05 s each is enough within a data centre.",
+                id="bloomguard.W020",
+            )
+        ]
 
     def check_deployed(self) -> list[CheckMessage]:
         try:
