@@ -764,6 +764,7 @@ def test_every_timeout_is_a_number_of_seconds(name, seconds):
         RedisStore("default", url="redis://127.0.0.1:1/0", **{name: seconds})
 
 
+SHORT = {"SOCKET_TIMEOUT": 0.5, "SOCKET_CONNECT_TIMEOUT": 0.5}
 NOWHERE = "redis://127.0.0.1:1/0"
 
 
@@ -798,6 +799,28 @@ def test_an_option_that_the_client_does_not_take_is_a_mistake_in_the_settings(se
 
 def share(settings, location=NOWHERE, **options):
     settings.CACHES = {"shared": {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": location, "OPTIONS": options}}
+
+
+@pytest.mark.parametrize(
+    ("location", "options", "expected"),
+    [
+        (NOWHERE, SHORT, []),
+        (NOWHERE, {}, ["bloomguard.W023"]),
+        ([NOWHERE, NOWHERE], {}, ["bloomguard.W023"]),
+        (NOWHERE, {"CONNECTION_POOL_KWARGS": {"socket_timeout": 1}}, []),
+        (NOWHERE + "?socket_timeout=1", {}, []),
+        (f"{NOWHERE},{NOWHERE}", {**SHORT, "IGNORE_EXCEPTIONS": True}, []),
+        (NOWHERE, {**SHORT, "CLIENT_CLASS": "django_redis.client.HerdClient"}, []),
+    ],
+)
+def test_a_cache_that_may_wait_without_a_limit_is_reported(settings, location, options, expected):
+    """``manage.py check`` looks at the cache whose servers a store uses; none of them is asked."""
+    share(settings, location, **options)
+
+    found = RedisStore("default", cache="shared").check()
+
+    assert [message.id for message in found] == expected
+    assert all("CACHES['shared']" in message.msg and message.hint for message in found)
 
 
 def test_a_client_class_that_spreads_keys_is_refused(settings):

@@ -18,6 +18,8 @@ from copy import copy
 from math import inf
 from typing import Any, ClassVar
 
+import redis
+from django.conf import settings
 from django.core.checks import CheckMessage, Warning
 from redis.exceptions import NoScriptError
 
@@ -84,6 +86,7 @@ class RedisStore(Store):
         )
         servers.check(alias)
         self.prefix = prefix
+        self._cache = cache
         self._clustered = isinstance(servers, ClusterServers)
         if self._clustered:
             self.shard_bytes = _CLUSTER_SHARD_BYTES
@@ -209,16 +212,27 @@ class RedisStore(Store):
         return f"{self.prefix}:{page.guard}:metrics:{page.step}:{page.number}"
 
     def check(self) -> list[CheckMessage]:
-        seconds = self._request_timeout
-        if seconds <= _MAX_REQUEST_TIMEOUT:
-            return []
-        return [
-            Warning(
-                f"the store {self.alias!r} lets a request wait {seconds:g} s for a server that is down.",
-                hint="Lower connect_timeout and read_timeout; 0.05 s each is enough within a data centre.",
-                id="bloomguard.W020",
+        found: list[CheckMessage] = []
+        if self._cache is not None and not _has_timeout(settings.CACHES.get(self._cache, {})):
+            found.append(
+                Warning(
+                    f"CACHES[{self._cache!r}] has no SOCKET_TIMEOUT.",
+                    hint="The guards' store has its own timeouts, but while the server is down, requests that pass can "
+                    "wait for the cache without a limit. Set SOCKET_CONNECT_TIMEOUT and SOCKET_TIMEOUT, in seconds, in "
+                    f"CACHES[{self._cache!r}]['OPTIONS'].",
+                    id="bloomguard.W023",
+                )
             )
-        ]
+        seconds = self._request_timeout
+        if seconds > _MAX_REQUEST_TIMEOUT:
+            found.append(
+                Warning(
+                    f"the store {self.alias!r} lets a request wait {seconds:g} s for a server that is down.",
+                    hint="Lower connect_timeout and read_timeout; 0.05 s each is enough within a data centre.",
+                    id="bloomguard.W020",
+                )
+            )
+        return found
 
     def check_deployed(self) -> list[CheckMessage]:
         try:
@@ -276,3 +290,16 @@ def check_timeouts(alias: str, **timeouts: Any) -> None:
                 f"the store {alias!r}: {name} is {given}; it has to be a number of seconds above 0, or requests "
                 "would wait forever for a server that is down"
             )
+
+
+def _has_timeout(configured: dict[str, Any]) -> bool:
+    """Return whether a django-redis cache has a timeout for replies; no server is queried."""
+    options: dict[str, Any] = configured.get("OPTIONS", {})
+    if options.get("SOCKET_TIMEOUT") or options.get("CONNECTION_POOL_KWARGS", {}).get("socket_timeout"):
+        return True
+    location = configured.get("LOCATION", "")
+    urls = location.split(",") if isinstance(location, str) else [str(each) for each in location]
+    try:
+        return all("socket_timeout" in redis.connection.parse_url(url) for url in urls)  # type: ignore[no-untyped-call]
+    except ValueError:
+        return False  # the name of a Sentinel service, or an invalid URL, which find_servers() reports
