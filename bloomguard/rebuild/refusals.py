@@ -28,7 +28,7 @@ from ..guards import conditions as alive
 from ..guards.fields import kind_of, own_class, value_field
 from ..guards.keys import OutOfRange, Uncertain, Unkeyable
 from ..guards.scopes import SCHEMA
-from ..state.connection import is_denied, sqlstate_of
+from ..state.connection import is_denied
 from ..writes.tables import folded_column, tracked_columns
 from . import backends
 
@@ -42,8 +42,6 @@ CURE = (
 )
 RETYPE = "Change the column to the type that Django creates for the field, or look rows up by another field."
 
-#: PostgreSQL's error "insufficient_privilege".
-_PRIVILEGE = "42501"
 #: By the kind of key: PostgreSQL's types under which two values are equal only if their keys are equal.
 _EXACT_TYPES = {
     "integer": {"int2", "int4", "int8", "numeric"},
@@ -171,7 +169,10 @@ def database_refusals(guard: Guard, connection: BaseDatabaseWrapper) -> Iterator
 
 
 def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal | None:
-    """Return which columns the role may not read, with the cure, if there are any. Raises :class:`DatabaseError`."""
+    """Return the columns that the role may not read, with the cure; ``None`` if it may read all, or is on SQLite.
+
+    Raises :class:`DatabaseError`.
+    """
     if connection.vendor not in ("postgresql", "mysql"):
         return None
     fields: set[Any] = {*guard._meta.fields, *guard.model._meta.pk_fields}
@@ -180,19 +181,26 @@ def unreadable_columns(guard: Guard, connection: BaseDatabaseWrapper) -> Refusal
     for table in sorted({field.model._meta.db_table for field in fields}):
         name = connection.ops.quote_name(table)
         columns = sorted(field.column for field in fields if field.model._meta.db_table == table)
-        if denied := [column for column in columns if not _may_read(connection, name, column)]:
-            role = _fetch(connection, "SELECT current_user", [])[0][0]
-            reason = f"the role {role!r} may not read {', '.join(denied)} of {table}"
+        if connection.vendor == "mysql":
+            try:
+                listed = ", ".join(map(connection.ops.quote_name, columns))
+                _fetch(connection, f"SELECT {listed} FROM {name} WHERE 1 = 0", [])  # noqa: S608
+            except DatabaseError as error:
+                if not is_denied(error):
+                    raise
+                return Refusal(str(error).strip(), f"GRANT SELECT ON {name} TO the site's login.")
+            continue
+        denied = _fetch(
+            connection,
+            "SELECT attname, current_user FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = ANY(%s) "
+            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT') ORDER BY attname",
+            [name, columns],
+        )
+        if denied:
+            listed, role = ", ".join(column for column, _ in denied), denied[0][1]
+            reason = f"the role {role!r} may not read {listed} of {table}"
             return Refusal(reason, f"GRANT SELECT ON {name} TO {role}.")
     return None
-
-
-def _may_read(connection: BaseDatabaseWrapper, name: str, column: str) -> bool:
-    try:
-        _fetch(connection, f"SELECT {connection.ops.quote_name(column)} FROM {name} WHERE 1 = 0", [])  # noqa: S608
-    except DatabaseError as error:  # of another kind, such as a foreign table's: other checks name it
-        return not is_denied(error) and sqlstate_of(error.__cause__) != _PRIVILEGE
-    return True
 
 
 def _fetch(connection: BaseDatabaseWrapper, sql: str, parameters: Sequence[Any]) -> Sequence[Any]:
