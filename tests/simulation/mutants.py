@@ -79,7 +79,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(71)
+@mutant(34)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -97,7 +97,7 @@ def lease_from_the_answer() -> Patches:
     return [patch.object(StateTable, name, late(getattr(StateTable, name))) for name in ("renew", "current")]
 
 
-@mutant(225)
+@mutant(986)
 def clock_that_sleeps_with_its_host() -> Patches:
     """As ``time.monotonic`` counts on Linux: who wakes up takes an old copy for a fresh one."""
     real = Process.clock
@@ -110,7 +110,7 @@ def rows_of_a_standby() -> Patches:
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(33)
+@mutant(306)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
@@ -119,7 +119,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(7)
+@mutant(16)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -157,7 +157,7 @@ def add_to_the_active_alone() -> Patches:
     return _writes_only(lambda state: replace(state, standby="", building=""))
 
 
-@mutant(20)
+@mutant(17)
 def no_add_to_the_standby() -> Patches:
     """Writers leave out the generation that some processes still answer from."""
     return _writes_only(lambda state: replace(state, standby=""))
@@ -178,13 +178,13 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(92)
+@mutant(12)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(idle, "is_in_time", lambda guard, since: True)]
 
 
-@mutant(1)
+@mutant(3)
 def idle_by_a_copy_of_any_age() -> Patches:
     """That there is no filter is believed of a row that was read long ago."""
 
@@ -229,13 +229,13 @@ def no_wait_after_the_fence() -> Patches:
     return _impatient(fencing, "fence")
 
 
-@mutant(16)
+@mutant(1)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(51)
+@mutant(259)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -257,7 +257,7 @@ def fence_that_failed_is_forgotten() -> Patches:
 # -- the store
 
 
-@mutant(8)
+@mutant(38)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -266,7 +266,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(10)
+@mutant(7)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -289,7 +289,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(188)
+@mutant(21)
 def no_wait_of_writers_for_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before. Looked for where stores are
     replaced."""
@@ -305,25 +305,25 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(3)
+@mutant(0)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one.is_building)
 
 
-@mutant(8)
+@mutant(249)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
 
 
-@mutant(3)
+@mutant(18)
 def no_barrier() -> Patches:
     """The scan begins while transactions are open that know nothing of the new generation."""
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(16)
+@mutant(3)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -337,7 +337,7 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(183)
+@mutant(1021)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it took no more keys.
 
@@ -359,20 +359,20 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(284)
+@mutant(393)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(125)
+@mutant(7)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant(30)
+@mutant(4)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -386,19 +386,19 @@ def discard_before_the_commit() -> Patches:
     return [patch.object(Process, "delete", delete)]
 
 
-@mutant(7)
+@mutant(41)
 def insert_if_absent() -> Patches:
     """A key that seems to be there, because it shares its cell with another, is not added."""
     return [patch.object(World, "counts_adds", lambda self: False)]
 
 
-@mutant(4)
+@mutant(7)
 def memory_without_the_recent_bits() -> Patches:
     """What was found to be absent stays so, though the row may have been made since."""
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(4)
+@mutant(15)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -411,7 +411,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(20)
+@mutant(10)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()
