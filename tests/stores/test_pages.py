@@ -16,6 +16,7 @@ from bloomguard.stores.base import COLUMNS, HOUR, MINUTE, PAGE_BYTES, ROWS, Page
 from bloomguard.stores.file import FileStore
 from bloomguard.stores.redis import RedisStore
 from tests.support import servers
+from tests.support.patience import PATIENT
 
 fork = multiprocessing.get_context("fork")
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
@@ -227,6 +228,21 @@ def test_a_killed_writer_leaves_whole_rows(files):
 
     found = kept(files)
     assert found[4] == 2 * found[3] > 2
+
+
+def test_who_may_not_set_an_expiry_adds_nothing():
+    """A server's user without the right leaves no page for good, nor counts anything twice."""
+    with redis.Redis.from_url(servers.valkey()) as client:
+        client.flushall()
+        client.execute_command("ACL", "SETUSER", "few", "reset", "on", ">secret", "~*", "+bitfield", "+info", "+get")
+        store = RedisStore("default", url=servers.valkey().replace("redis://", "redis://few:secret@"), **PATIENT)
+        try:
+            with pytest.raises(StoreError, match="expire"):
+                store.add_metrics(PAGE, {0: 1})
+            assert kept(store) is None
+        finally:
+            store.close()
+            client.execute_command("ACL", "DELUSER", "few")
 
 
 def test_the_bytes_of_a_page_are_for_good():

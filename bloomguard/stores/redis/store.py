@@ -201,8 +201,13 @@ class RedisStore(Store):
         # Writing the last cell gives a new key its final size: a string that grows in steps takes twice the memory.
         added = {_LAST_CELL: 0, **cells}
         words = [word for cell, number in added.items() for word in ("INCRBY", "u32", f"#{cell}", number)]
-        expiry = ("EXPIRE", key, KEPT_SECONDS[page.step])
-        self._adds.trip([(key, ("BITFIELD", key, "OVERFLOW", "SAT", *words)), (key, expiry)])
+        expiry = (key, ("EXPIRE", key, KEPT_SECONDS[page.step]))
+        # EXPIRE comes first: if the ACL forbids it, nothing is added, or each retry would add the numbers again.
+        [exists] = self._adds.trip([expiry])
+        self._adds.trip([(key, ("BITFIELD", key, "OVERFLOW", "SAT", *words))])
+        if not exists:
+            with suppress(StoreError):  # the numbers are added; the next add sets the expiry
+                self._adds.trip([expiry])
 
     def read_metrics(self, pages: Sequence[Page]) -> list[bytes]:
         keys = [self._page_key(page) for page in pages]
