@@ -266,6 +266,16 @@ def takes_text(text: str, vendor: str) -> bool:
     return not any(each == "\0" or "\ud800" <= each <= "\udfff" or each > highest for each in text)
 
 
+def may_raise_beside(field: models.Field[Any, Any], value: Any) -> bool:
+    """Return whether a query may raise an error that compares a field beside the guard's with ``value``."""
+    try:
+        known = is_djangos(field) and kind_of(field) in ("integer", "uuid", "text", "date")
+        field = value_field(field)
+        return not known or field.to_python(value) is None or _is_refused(field, value)
+    except Exception:  # not a value of the field
+        return True
+
+
 def _is_refused(field: models.Field[Any, Any], value: Any) -> bool:
     kind = kind_of(field)
     if kind == "integer":

@@ -64,7 +64,7 @@ def _why_not_found(guard: Guard, pattern: Pattern) -> str:
         return closed
     if not looks_up_first(shown.cls):
         return f"{shown.cls.__name__}.get does not begin with get_object()"
-    if shown.cls.get_object is not SingleObjectMixin.get_object or len(shown.looked_up) > 1:
+    if shown.cls.get_object is not SingleObjectMixin.get_object:
         return f"{shown.cls.__name__} looks up more than one field"
     try:
         [field] = guard._meta.fields
@@ -113,8 +113,7 @@ def why_another_lookup(guard: Guard, pattern: Pattern, kwargs: tuple[str, ...]) 
         return "its view looks up a date too, and its 404 may say so"
     if any(getattr(shown.cls, name) is not getattr(SingleObjectMixin, name) for name in ("get_object", "get_queryset")):
         return ""  # the project's own code decides which row it is
-    looked_up = looked_up_by(guard, shown)
-    if looked_up == shown.looked_up and set(looked_up.values()) == set(kwargs):
+    if set(kwargs) <= set(looked_up_by(guard, shown).values()):
         return ""
     return f"its view looks up {' and '.join(shown.looked_up)} of {shown.model._meta.label}"
 

@@ -16,12 +16,12 @@ from django.urls import URLResolver, get_resolver, resolvers
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.fields import may_raise
+from ..guards.fields import may_raise, may_raise_beside
 from ..guards.guard import has_own_applies
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
 from ..process import own_lock
-from .discovery import looked_up_by, why_another_lookup, why_not_found
+from .discovery import column_of, is_of_key, looked_up_by, why_another_lookup, why_not_found
 from .openness import allowed_methods, layers, view_class_of, why_closed
 from .patterns import Pattern, overlapping, patterns, patterns_named, root_urlconf
 
@@ -66,7 +66,24 @@ class GuardedRoute:
 
     def may_raise(self, value: Any, captured: Mapping[str, Any]) -> bool:
         """Return whether the view's query for ``value`` may raise an error, which a 404 would hide."""
-        return may_raise(self.guard, value, captured.values(), by_link=self._by_link)
+        if type(value) is int and not value >> 63 and len(captured) == 1:
+            return False  # hot path: one number
+        if may_raise(self.guard, value, captured.values(), by_link=self._by_link):
+            return True
+        return bool(self._beside) and any(may_raise_beside(field, captured.get(kwarg)) for kwarg, field in self._beside)
+
+    @cached_property
+    def _beside(self) -> tuple[tuple[str, Any], ...]:
+        """What Django's own view compares beside the guard's fields, maybe with one of the guard's own kwargs."""
+        if self.pattern.shown is None:
+            return ()
+        model, looked_up = self.pattern.shown.model, self.pattern.shown.looked_up
+        columns = [(kwarg, column_of(model, name)) for name, kwarg in looked_up.items()]
+        return tuple(
+            (kwarg, column)
+            for kwarg, column in columns
+            if kwarg not in self.kwargs or not is_of_key(self.guard, model, column)
+        )
 
     @cached_property
     def _by_link(self) -> bool:

@@ -44,6 +44,7 @@ OPEN = [
     "two:detail",
     "two:edit",
     "alive",
+    "alive-both",
 ]
 
 
