@@ -172,7 +172,10 @@ class Filter:
 
     def dump(self, stream: BinaryIO) -> int:
         """Write the frame to a binary stream; returns the bytes written."""
-        return sum(stream.write(piece) for piece in self._frame())
+        pieces = self._frame()
+        for piece in pieces:
+            stream.write(piece)  # may return nothing, as an HttpResponse does
+        return sum(map(len, pieces))
 
     @classmethod
     def load(cls, stream: BinaryIO, secret: bytes = b"", max_bytes: int | None = None) -> Self:

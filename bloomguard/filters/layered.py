@@ -273,6 +273,12 @@ class ScalableCuckooFilter(LayeredFilter):
         """Undo one add of ``key``; return whether it was found. A spilled key stays."""
         return not self.has_spilled(key) and any(layer.discard(key) for layer in reversed(self.layers))
 
+    def __len__(self) -> int:
+        return sum(layer.size() for layer in self.layers)
+
+    def __bool__(self) -> bool:
+        return True  # an empty filter is still a filter
+
     def _parameters(self) -> tuple[int, ...]:
         return (self._bits,)
 
@@ -334,7 +340,8 @@ class RotatingBloomFilter(LayeredFilter):
         now = max([int(self.clock() // self.window), *self._filters])
         if now not in self._filters:
             shape = BloomFilter.shape(self.capacity, max(self.error_rate / self.windows, 1e-15))
-            self._filters[now] = self._new_layer(shape)  # which drops the expired ones
+            # This drops the expired ones. Another thread may have made one meanwhile, and added keys to it.
+            self._filters.setdefault(now, self._new_layer(shape))
         return self._filters[now]
 
     def add(self, key: bytes) -> None:

@@ -106,8 +106,9 @@ class TransactionObserver:
         """Run one statement."""
         if self._has_ended_unseen():
             return execute(sql, params, many, context)
-        never_commits = isinstance(sql, str) and (_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql))
-        fences = None if never_commits else self.commit_fences
+        fences = self.commit_fences
+        if fences is not None and isinstance(sql, str) and (_PLAIN.fullmatch(sql) or _ROLLBACK.fullmatch(sql)):
+            fences = None  # it never commits
         self._before_commit(fences)
         try:
             result = execute(sql, params, many, context)

@@ -31,8 +31,8 @@ _USUAL = re.compile(
 )
 #: What Django sends around writes; each savepoint has its own name, so these texts are not cached.
 _BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\s;]+")
-#: How many texts are kept until their COMMIT, and how long one may be: some have megabytes of values.
-_MOST_UNREAD, _LONGEST_UNREAD = 1_000, 10_000
+#: How many texts are kept until their COMMIT, and how many characters in all: some have megabytes of values.
+_MOST_UNREAD, _MOST_CHARACTERS = 1_000, 1_000_000
 #: Stands for all others, and for what the connection cannot compose: it may write anything, and nothing if it fails.
 _UNREADABLE = "MERGE"
 
@@ -160,7 +160,8 @@ def _keep_unread(text: str, own: str, connection: Any) -> None:
     fences = fencing.CommitFences.of(connection)
     fences.find_more = partial(_reasons_of_unread, connection, fences.unread)
     if (text, own) not in fences.unread:  # they are few, as they have placeholders for values
-        is_kept = len(text) <= _LONGEST_UNREAD and len(fences.unread) < _MOST_UNREAD
+        size = len(text) + sum(len(other) for other, _ in fences.unread)
+        is_kept = len(fences.unread) < _MOST_UNREAD and size <= _MOST_CHARACTERS
         fences.unread.add((text, own) if is_kept else (_UNREADABLE, ""))
 
 

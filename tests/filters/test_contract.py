@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,6 +188,16 @@ def test_bytes_stream_and_json_are_the_same_filter(kind, secret):
     assert kind.cls.from_json(filter.to_json(), secret) == filter
     assert written == len(filter.to_bytes())
     assert not secret or secret not in filter.to_bytes()
+
+
+def test_a_stream_need_not_say_how_much_it_wrote(kind):
+    """Such as an HttpResponse."""
+    filter, written = filled(kind), []
+
+    size = filter.dump(SimpleNamespace(write=lambda piece: written.append(bytes(piece))))
+
+    assert kind.cls.from_bytes(b"".join(written)) == filter
+    assert size == sum(map(len, written))
 
 
 def test_a_filter_read_back_goes_on(kind):

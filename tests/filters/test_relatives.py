@@ -1,5 +1,7 @@
 """Counting, spectral, scalable and rotating filters, and the exact bitmap: what each adds to the contract."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -188,6 +190,34 @@ def test_a_clock_that_steps_back_forgets_nothing():
     filter.add(b"a")
     clock.now -= 500
     filter.add(b"b")
+
+    assert b"a" in filter
+    assert b"b" in filter
+
+
+def test_two_threads_that_begin_a_window_keep_both_keys(monkeypatch):
+    """Each makes a filter for it; the second one's must not replace the first one's, which has a key already."""
+    made, made_both, real = [], threading.Barrier(2), RotatingBloomFilter._new_layer
+    first_has_added = threading.Event()
+
+    def new_layer(self, shape):
+        made.append(real(self, shape))
+        if made_both.wait(60) == 1:
+            first_has_added.wait(60)
+        return made[-1]
+
+    monkeypatch.setattr(RotatingBloomFilter, "_new_layer", new_layer)
+    filter = RotatingBloomFilter(1_000, window=60, windows=2, clock=Clock())
+
+    def add(name):
+        filter.add(name)
+        first_has_added.set()
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in (b"a", b"b")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
     assert b"a" in filter
     assert b"b" in filter

@@ -164,7 +164,9 @@ class ClusterLink:
             ranges.setdefault(address, []).append((first, last))
         self._nodes = tuple(ranges)
         # Connections to addresses that no node has any more, as after the restart of a container, would stay half open.
-        for gone in set(self._links) - {*self._seeds, *ranges}:
+        # A map that a filter was built by may have other names of the same nodes.
+        kept = {node.address for each in list(self._maps.values()) for node in each.nodes}
+        for gone in set(self._links) - {*self._seeds, *ranges, *kept}:
             with suppress(Exception):
                 self._links.pop(gone).close()
         answers = self._query([(Node(address), [("", ("PING",))]) for address in ranges])

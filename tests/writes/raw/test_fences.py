@@ -53,7 +53,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
     """While all guards are idle, a transaction's texts are kept for the COMMIT, up to two limits."""
     monkeypatch.setattr(raw, "_MOST_UNREAD", 2)
-    monkeypatch.setattr(raw, "_LONGEST_UNREAD", 20)
+    monkeypatch.setattr(raw, "_MOST_CHARACTERS", 20)
     for texts in (["SELECT 1", "SELECT 2", "SELECT 3"], ["SELECT 1", "SELECT 1" + 20 * " "]):
         with transaction.atomic(using=database.current):
             connection = connections[database.current]
