@@ -197,14 +197,14 @@ def test_a_clock_that_steps_back_forgets_nothing():
 
 def test_two_threads_that_begin_a_window_keep_both_keys(monkeypatch):
     """Each makes a filter for it; the second one's must not replace the first one's, which has a key already."""
-    made, made_both, real = [], threading.Barrier(2), RotatingBloomFilter._new_layer
+    made_both, real = threading.Barrier(2), RotatingBloomFilter._new_layer
     first_has_added = threading.Event()
 
     def new_layer(self, shape):
-        made.append(real(self, shape))
+        layer = real(self, shape)
         if made_both.wait(60) == 1:
             first_has_added.wait(60)
-        return made[-1]
+        return layer
 
     monkeypatch.setattr(RotatingBloomFilter, "_new_layer", new_layer)
     filter = RotatingBloomFilter(1_000, window=60, windows=2, clock=Clock())
