@@ -28,14 +28,6 @@ class Moving(models.CharField):
         return instance.slug
 
 
-class Copying(models.CharField):
-    """Copies each row that is read."""
-
-    def from_db_value(self, value, expression, connection):
-        execute("UPDATE raw_moving SET slug = 'moved' WHERE slug = 'other'")
-        return value
-
-
 class Blank(models.CharField):
     """Stores an empty text as NULL."""
 
