@@ -77,7 +77,7 @@ def get_or_load(
     two callers pass different ``load`` functions.
 
     Raises :class:`ConfigurationError` if there is no such guard. Any other exception than ``DoesNotExist`` of ``load``
-    is raised in the caller that called it, and in no other; Python makes a ``StopIteration`` a ``RuntimeError``.
+    is raised in the caller that called it, and in no other; a ``StopIteration`` arrives as a ``RuntimeError``.
     """
     guard = registry[name]
     decision = guard._runtime.decide(value)
