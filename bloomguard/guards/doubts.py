@@ -23,7 +23,7 @@ class Strayed:
 
     After some statements a connection reads another table, see :mod:`bloomguard.writes.strays`. And a project may let
     an alias lead to another database while it runs, as for the tenant of each request. A filter belongs to the database
-    that the settings name when Django starts; what the name means on a server, the state rows tell.
+    that the settings name when Django starts; the state rows record which one it is on the server.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Unadded:
     Only their own transaction sees such rows: in a block of ``adding`` before the keys are added, in ``bulk_create``
     between its statements, and in a transaction whose fence of the guard is not committed yet. Which thread asks is not
     compared: an async function asks in others for the same code. So meanwhile all requests of the process pass. A
-    writer that is gone counts no more.
+    writer that is garbage-collected does not count any more.
     """
 
     def __init__(self) -> None:

@@ -3,6 +3,9 @@
 A route is open if no login, permission, redirect or fallback of the project can run before the view's query. Code that
 this module does not recognize makes the route *closed*: the view runs, and the guard answers at the view's query, where
 the response is the view's own. ``Guard.public`` overrides the decision.
+
+Middleware matters, too: the second part finds the position of ``BloomGuardMiddleware``, and which other middleware may
+answer in place of the view.
 """
 
 from __future__ import annotations

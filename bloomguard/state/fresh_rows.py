@@ -21,8 +21,8 @@ _ROWS = 2_000
 def fresh_rows(rows: models.QuerySet[Any], size: int = 0, proof: Any = None) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of a ``values_list()`` of fields, converted as Django does.
 
-    With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does. ``proof``: of
-    ``bloomguard.rebuild.pages``, which is read with the rows; raises its exception.
+    With a ``size``, by a cursor of the server that sends so many at a time, as ``iterator()`` does. ``proof`` is a
+    ``Proof`` of rebuild/pages.py: it is read with the rows, and its ``check`` raises if another server has answered.
     """
     connection: Any = connections[rows.db]
     compiler = rows.query.get_compiler(rows.db)

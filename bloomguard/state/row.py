@@ -1,4 +1,7 @@
-"""The state rows as a process has read them: which generation answers, which ones get adds, which store has them."""
+"""The state rows as a process has read them: which generation answers, which ones get adds, which store has them.
+
+And what a process remembers of rows that are gone.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Reads from a database what it does by itself when a table is written.
 
 That is: views, partitions, inheritance, triggers, rules, defaults, functions, and foreign keys with an action. Each
-process reads the catalogue of a database once, by the connection that writes.
+process reads the catalogue of a database once, by the connection that writes. For SQLite, also which tables a migration
+makes anew with the rows of old ones.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Which guards a raw statement fences, and when: around it, nothing may change what it does, nor which rows stay.
+"""Which guards a raw statement fences, and when. That changes neither what it does, nor which of its rows stay.
 
 A single statement that begins with a word of :data:`_STAYS_IN` gets a transaction of ours around it, together with the
 fence. That changes neither whether it works, nor which of its rows stay after an error, nor what a later COMMIT or
 ROLLBACK of the project's ends. Every other text is sent apart, as it would be without bloomguard, and the guards are
 fenced before it and after it. So nobody waits for the lock of a definition while its fence is waited for.
+
+A statement that another app's ``ready()`` sends, before all guards are declared, is recorded and fences them later.
 """
 
 from __future__ import annotations
