@@ -51,11 +51,12 @@ class FileStore(Store):
         self.path = Path(path or ".bloomguard")
         if not self.path.is_absolute():  # the working directory is another one in other processes
             base = getattr(django_settings, "BASE_DIR", None)
-            if base is None and not path:
+            if base is None:
                 raise ConfigurationError(
-                    f"the store {alias!r} has no folder: set BASE_DIR, or {_option(alias)} to a folder on a local disk"
+                    f"the store {alias!r}: nothing says where the folder {str(self.path)!r} is; set BASE_DIR, or "
+                    f"{_option(alias)} to the absolute path of a folder on a local disk"
                 )
-            self.path = Path(base or "").absolute() / self.path
+            self.path = Path(base).absolute() / self.path
         if b"\0" in os.fsencode(self.path):
             raise ConfigurationError(f"the store {alias!r}: {_option(alias)} has a NUL, which no path can have")
 

@@ -352,6 +352,14 @@ def test_a_relative_path_is_in_the_folder_of_the_project(settings, tmp_path, pat
     assert FileStore("default", path=path).path == tmp_path / folder
 
 
+@pytest.mark.parametrize("path", ["filters", None])
+def test_without_that_folder_a_relative_path_is_a_mistake_in_the_settings(settings, path):
+    del settings.BASE_DIR
+
+    with pytest.raises(ConfigurationError, match=r"where the folder '(filters|\.bloomguard)' is; set BASE_DIR, or"):
+        FileStore("default", path=path)
+
+
 def test_a_path_that_cannot_exist_is_a_mistake_in_the_settings():
     """``manage.py check`` reports it: a store with such a path is never made."""
     with pytest.raises(ConfigurationError, match=r"the store 'default': .*path'\] has a NUL"):
