@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from getpass import getuser
 from typing import Any
 
-from django.core.management.base import CommandParser
+from django.core.management.base import CommandError, CommandParser
 from django.utils import translation
 
 from ...dashboard.operations import ENFORCE, FENCE, SWITCHES, switch
 from ...guards import Guard
+from ...rebuild.plan import EXPECTED
 from ...writes.fencing import table_of
 from .. import GuardsCommand, refuse_unmigrated
 
@@ -33,16 +34,23 @@ class Command(GuardsCommand):
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         refuse_unmigrated()
         action, done = options["action"], []
-        for guard in guards:
-            with translation.override(None):
-                outcome = switch(guard, action, f"{_user()} with switch_guards")
-            state = table_of(guard).current(guard.name)
-            if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
-                outcome = f"It answers nothing before rebuild_filter {guard.name}."
-            elif action == FENCE:
-                outcome = f"Fenced: requests pass until rebuild_filter {guard.name}, without --if-needed."
-            done.append({"name": guard.name, "outcome": outcome})
-            self.write(f"{guard.name}: {outcome}")
+        try:
+            for guard in guards:
+                with translation.override(None):
+                    outcome = switch(guard, action, f"{_user()} with switch_guards")
+                state = table_of(guard).current(guard.name)
+                if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
+                    outcome = f"It answers nothing before rebuild_filter {guard.name}."
+                elif action == FENCE:
+                    outcome = f"Fenced: requests pass until rebuild_filter {guard.name}, without --if-needed."
+                done.append({"name": guard.name, "outcome": outcome})
+                self.write(f"{guard.name}: {outcome}")
+        except (*EXPECTED, KeyboardInterrupt) as error:
+            switched = ", ".join(each["name"] for each in done) or "none"
+            if isinstance(error, KeyboardInterrupt):
+                self.interrupted = f"interrupted (switched before: {switched})"
+                raise
+            raise CommandError(f"{error} (switched before: {switched})") from error
         if options["json"]:
             self.stdout.write(json.dumps({"guards": done}))
 
