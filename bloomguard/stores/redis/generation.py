@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .store import RedisStore
 
 _MANY = 64  # keys from which on numpy computes their bits faster
+_HEADERS = 256  # headers to read in one round trip
 _POSITIONS = 8_000  # bits to set in one round trip
 
 
@@ -70,9 +71,11 @@ class RedisGeneration(Generation):
         """Map each shard to the indexes of its keys in ``keys``, and their digests."""
         placed: dict[int, tuple[list[int], list[int]]] = {}
         for number, (shard, digest) in enumerate(map(self.layout.locate, keys)):
-            numbers, digests = placed.setdefault(shard, ([], []))
-            numbers.append(number)
-            digests.append(digest)
+            part = placed.get(shard)
+            if part is None:
+                part = placed[shard] = ([], [])
+            part[0].append(number)
+            part[1].append(digest)
         return placed
 
     def is_recent(self, key: bytes) -> bool:
@@ -125,6 +128,18 @@ class RedisGeneration(Generation):
         if self._draft is not None:
             self._kind.seal(self._store, self._draft, self.identity)
             self._draft = None
+
+    def check_headers(self) -> None:
+        """Compare the header and size of every shard with the layout; raises :class:`CorruptFilter`."""
+        headers = self.layout.headers
+        for start in range(0, len(headers), _HEADERS):
+            some = list(zip(self.keys, headers))[start : start + _HEADERS]
+            heads = [(key, ("GETRANGE", key, 0, header.body_offset - 1)) for key, header in some]
+            sizes = [(key, ("STRLEN", key)) for key, _ in some]
+            replies = self._store.read([*heads, *sizes], self.identity)
+            for (key, header), head, size in zip(some, replies, replies[len(some) :]):
+                if head != header.pack() or size != header.frame_bytes:
+                    raise CorruptFilter(f"{key} belongs to another build or is incomplete")
 
     def merge(self, shard: int, body: memoryview) -> int:
         if self._draft is not None:

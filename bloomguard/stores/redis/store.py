@@ -173,7 +173,9 @@ class RedisStore(Store):
             raise UnknownGeneration(f"{key} does not exist")
         header = Header.unpack(start)
         layout = self._layout(guard, name, self.prefix, header, size * header.shards, find_key_hash)
-        return RedisGeneration(self, guard, name, layout, identity)  # each reply proves the other shards
+        opened = RedisGeneration(self, guard, name, layout, identity)
+        opened.check_headers()
+        return opened
 
     def drop(self, guard: str, name: str) -> None:
         lists = self._listed(guard)
