@@ -38,15 +38,18 @@ class Part(NamedTuple):
 #: primary again: a demotion, a full resynchronisation and a promotion took at least 95 ms in tests.
 PROVED_SECONDS = 0.05
 
-#: Temporary errors of a server, by the first word of the reply. redis-py removes it if it has a class for the error.
-_TEMPORARY: dict[type[Exception], str] = {
+#: Temporary errors of a server, by the first word of the reply.
+_TEMPORARY = {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
+_MOVED = {"ASK", "MOVED"}
+#: redis-py removes the first word of errors that it has a class for.
+_WORDS: dict[type[Exception], str] = {
     redis.ReadOnlyError: "READONLY",
     redis.OutOfMemoryError: "OOM",
     redis.BusyLoadingError: "LOADING",
     redis.exceptions.ClusterDownError: "CLUSTERDOWN",
+    redis.exceptions.MasterDownError: "MASTERDOWN",
     redis.exceptions.TryAgainError: "TRYAGAIN",
 }
-_TEMPORARY_WORDS = {"BUSY", "MISCONF", "NOREPLICAS", *_TEMPORARY.values()}
 _JOIN_BYTES = 1 << 16  # commands shorter than this in total are sent in one piece
 
 #: ``max_connections`` of the pools for threads: redis-py 8 has 100 by default, and one more thread, or greenlet, would
@@ -297,12 +300,11 @@ def _unavailable(error: Exception, clustered: bool) -> StoreError:
         return StoreUnavailable(f"no connection to the server: {error}")
     if not isinstance(error, redis.RedisError):  # as of the project's credential provider, or of a name that is none
         return StoreUnavailable(f"no connection to the server: {type(error).__name__}")
-    # A MovedError is an AskError, too.
-    if isinstance(error, (redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError)):
+    word = next((word for kind, word in _WORDS.items() if isinstance(error, kind)), str(error).partition(" ")[0])
+    if isinstance(error, redis.exceptions.AskError) or word in _MOVED:  # and MovedError, which is one
         if not clustered:
             return StoreError("the server is a node of a Cluster: set 'cluster': True in the OPTIONS of the store")
         return StoreError("the key's slot was moved to another node or is being moved; rebuild the filter after that")
-    word = next((word for kind, word in _TEMPORARY.items() if isinstance(error, kind)), str(error).partition(" ")[0])
-    if word in _TEMPORARY_WORDS:
+    if word in _TEMPORARY:
         return StoreUnavailable(f"the server refuses commands: {word}")
     return StoreError(f"the server answered with an error: {error}")

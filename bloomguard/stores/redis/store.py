@@ -244,11 +244,11 @@ class RedisStore(Store):
     def check_deployed(self) -> list[CheckMessage]:
         try:
             memories = self._bulk.send_to_all("INFO", "memory")
-            # INFO is also answered by a server that refuses checks, as out of memory, or as a node of a Cluster.
-            keys = [self.key("", "check", shard) for shard in range(_TOGETHER)]  # some on each node
-            self.load([(key, ("BITFIELD", key, "GET", "u1", 0)) for key in keys])
-            if not self._clustered:  # a Cluster of one node refuses keys of several slots in one command
-                self.load([(keys[0], ("UNLINK", *keys))])
+            clusters = self._bulk.send_to_all("INFO", "cluster")
+            is_single_node = not self._clustered and _parse_info(clusters[0]).get("cluster_enabled") == "1"
+            if not is_single_node:  # INFO is also answered by a server that refuses checks, as out of memory
+                keys = [self.key("", "check", shard) for shard in range(_TOGETHER)]  # some on each node of a Cluster
+                self.load([(key, ("BITFIELD", key, "GET", "u1", 0)) for key in keys])
         except StoreError as error:
             return [
                 Warning(
@@ -258,6 +258,15 @@ class RedisStore(Store):
                     f"{PAGES}redis.md. Until it answers, guards pass every request, and saving a guarded row disables "
                     "the guard.",
                     id="bloomguard.W021",
+                )
+            ]
+        if is_single_node:
+            return [
+                Warning(
+                    f"the server of the store {self.alias!r} is a node of a Cluster, and refuses the keys of others.",
+                    hint="Set 'cluster': True in its OPTIONS, with the addresses of some nodes as url. Then run "
+                    "manage.py rebuild_filter.",
+                    id="bloomguard.W141",
                 )
             ]
         policies = {_parse_info(memory).get("maxmemory_policy", "") for memory in memories}
