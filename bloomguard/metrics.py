@@ -160,7 +160,7 @@ _PATIENCE = 1.0
 
 _COLUMN = {name: column for column, name in enumerate(NAMES)}
 
-#: (guard, name) -> count.
+#: (guard, name) -> count since the last flush.
 News = Mapping[tuple[str, str], int]
 
 
@@ -180,7 +180,7 @@ class Flusher:
         self._started = threading.Lock()  # acquired once, to start the thread
         self._ended = threading.Event()
         self._finished: threading.Event | None = None  # of the thread
-        self._heard: News = {}  # what the listeners have got
+        self._heard: Mapping[tuple[str, str], int] = {}  # all counts at the last flush
         self._written: defaultdict[tuple[str, int], Counter[int]] = defaultdict(Counter)  # (guard, step) -> columns
 
     def start(self) -> None:

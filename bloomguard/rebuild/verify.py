@@ -96,7 +96,10 @@ class Verification:
         self._rows = self._missing = 0
 
     def run(self) -> Findings:
-        """Verify, and fence the guard at the first missing row. Raises what the store and the database do."""
+        """Verify, and fence the guard at the first missing row.
+
+        Raises :class:`StoreError`, :class:`FilterError`, :class:`RebuildError` and :class:`DatabaseError`.
+        """
         began = time.monotonic()
         generation = self._open_active()
         if generation is None:
@@ -130,9 +133,11 @@ class Verification:
     def _open_active(self) -> Generation | None:
         active = self.guard._runtime.active_filter
         state = active.table.current(self.guard.name)
-        is_usable = state.active and state.is_answered_by(state.active)
-        is_usable = is_usable and locate_store(state.identity, active.store.patient) is not None
-        return open_active(self.guard, state) if is_usable else None
+        if not state.active or not state.is_answered_by(state.active):
+            return None
+        if locate_store(state.identity, active.store.patient) is None:
+            return None
+        return open_active(self.guard, state)
 
     def _scan(self, source: Source, generation: Generation, total: int, sources: int) -> None:
         layout, filters = generation.layout, list(generation.filters())

@@ -73,7 +73,8 @@ class CommitFences:
         self._since = float("-inf")
         #: Why each guard is fenced.
         self.reasons: dict[Guard, str] = {}
-        #: Statements that were not parsed when they were sent, with the tables of the ORM's; and what parses them.
+        #: Statements that were not parsed when they were sent, each with the table of the ORM's, if it is one; and the
+        #: function that parses them, and returns more reasons.
         self.unread: set[tuple[str, str]] = set()
         self.find_more: Callable[[], Mapping[Guard, str]] = dict
 

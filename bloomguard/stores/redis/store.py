@@ -136,7 +136,10 @@ class RedisStore(Store):
 
     @property
     def identity(self) -> str:
-        """The servers' replication IDs and run IDs, at most :data:`.PROVED_SECONDS` old."""
+        """The servers' replication IDs and run IDs, at most :data:`.PROVED_SECONDS` old.
+
+        Raises :class:`StoreError` if the servers do not answer.
+        """
         return self._reads.identity()
 
     def key(self, guard: str, name: str, shard: int) -> str:

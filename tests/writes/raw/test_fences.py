@@ -50,23 +50,22 @@ from .sending import INSERT, execute, on_postgresql, on_sqlite, status
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 
-def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch):
-    """While all guards are idle, a transaction's texts are kept for the COMMIT, up to two limits."""
-    monkeypatch.setattr(raw, "_MOST_UNREAD", 2)
-    monkeypatch.setattr(raw, "_MOST_CHARACTERS", 20)
-    for texts in (["SELECT 1", "SELECT 2", "SELECT 3"], ["SELECT 1", "SELECT 1" + 20 * " "]):
-        with transaction.atomic(using=database.current):
-            connection = connections[database.current]
-            for text in texts[:-1] + texts[:-1]:
-                raw._keep_unread(text, "", connection)
-            fences = fencing.CommitFences.of(connection)
-            assert fences.find_more() == {}
+@pytest.mark.parametrize(("limit", "most"), [("_MOST_UNREAD", 2), ("_MOST_CHARACTERS", 16)])
+def test_more_texts_than_are_kept_may_have_written_anything(built, monkeypatch, limit, most):
+    """While all guards are idle, a transaction's texts are kept for the COMMIT: so many, and so many characters."""
+    monkeypatch.setattr(raw, limit, most)
+    with transaction.atomic(using=database.current):
+        connection = connections[database.current]
+        for text in ("SELECT 1", "SELECT 2", "SELECT 1", "SELECT 2"):
+            raw._keep_unread(text, "", connection)
+        fences = fencing.CommitFences.of(connection)
+        assert fences.find_more() == {}
 
-            raw._keep_unread(texts[-1], "", connection)
+        raw._keep_unread("SELECT 3", "", connection)
 
-            assert {guard.name for guard in fences.find_more()} >= {"article", "product"}
-            assert len(fences.unread) == len(texts)
-            transaction.set_rollback(True, using=database.current)
+        assert {guard.name for guard in fences.find_more()} >= {"article", "product"}
+        assert len(fences.unread) == 3
+        transaction.set_rollback(True, using=database.current)
 
 
 @pytest.mark.parametrize(
