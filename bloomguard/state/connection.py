@@ -188,7 +188,7 @@ class StateConnection:
         return found
 
     def _open(self) -> BaseDatabaseWrapper:
-        """Return the connection, open. Raises :class:`OperationalError` for all that a backend may raise."""
+        """Return the connection, open. Raises only Django's database errors, whatever the project's backend raises."""
         self.check_alias()
         configured = connections[self.alias].settings_dict
         current = self._connection
