@@ -173,7 +173,8 @@ def _view_with_options(pattern: Pattern) -> tuple[Any, Any]:
 def _auto_routes(guard: Guard, pattern: Pattern, table: RouteTable) -> list[GuardedRoute]:
     if pattern.shown is None or why_not_found(guard, pattern):  # `guard_routes` shows the reason
         return []
-    return [_make_route(guard, pattern, tuple(looked_up_by(guard, pattern.shown).values()), table)]
+    # One: the view may look up the primary key twice, under both of its names.
+    return [_make_route(guard, pattern, tuple(looked_up_by(guard, pattern.shown).values())[:1], table)]
 
 
 def _make_route(

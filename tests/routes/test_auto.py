@@ -503,6 +503,9 @@ def test_the_router_may_choose_another_database_for_each_request(settings, guard
         ({"pk_url_kwarg": "number"}, "p/<int:number>/<int:pk>/", {}, ("number",)),
         ({"slug_field": "id", "slug_url_kwarg": "number"}, "p/<int:number>/", {}, ("number",)),
         ({"slug_field": "name", "query_pk_and_slug": True}, "p/<int:pk>/<slug:slug>/", {}, ("pk",)),
+        # The primary key twice, under both of its names: if one of the two has no row, there is none to find.
+        ({"slug_field": "id", "query_pk_and_slug": True}, "p/<int:pk>/<int:slug>/", {}, ("pk",)),
+        ({"slug_field": "pk", "query_pk_and_slug": True}, "p/<int:pk>/<int:slug>/", {}, ("pk",)),
         ({"slug_field": "name"}, "p/<int:pk>/<slug:slug>/", {}, ("pk",)),
         # The view looks up the primary key that the URLconf sets, whatever the slug.
         ({"slug_field": "id"}, "p/<int:slug>/", {"pk": 7}, ("pk",)),
