@@ -338,11 +338,12 @@ class RotatingBloomFilter(LayeredFilter):
 
     def _present(self) -> BloomFilter:
         now = max([int(self.clock() // self.window), *self._filters])
-        if now not in self._filters:
+        present = self._filters.get(now)
+        if present is None:
             shape = BloomFilter.shape(self.capacity, max(self.error_rate / self.windows, 1e-15))
             # This drops the expired ones. Another thread may have made one meanwhile, and added keys to it.
-            self._filters.setdefault(now, self._new_layer(shape))
-        return self._filters[now]
+            present = self._filters.setdefault(now, self._new_layer(shape))
+        return present  # not looked up again: a thread that reads may have dropped it, if its time has just ended
 
     def add(self, key: bytes) -> None:
         """Add ``key`` to the current window."""

@@ -223,6 +223,24 @@ def test_two_threads_that_begin_a_window_keep_both_keys(monkeypatch):
     assert b"b" in filter
 
 
+def test_a_window_that_ends_while_a_thread_begins_it_takes_the_key_all_the_same(monkeypatch):
+    """Another thread that reads drops the filter before the key is added to it: the key has expired, too."""
+    clock = Clock()
+    filter = RotatingBloomFilter(1_000, window=60, windows=1, clock=clock)
+
+    class Filters(dict):
+        def setdefault(self, number, layer):
+            made = super().setdefault(number, layer)
+            clock.now += 60
+            assert filter.layers == []
+            return made
+
+    monkeypatch.setattr(filter, "_filters", Filters())
+    filter.add(b"a")
+
+    assert b"a" not in filter
+
+
 def test_windows_share_the_promise():
     """Full windows together stay within the error rate."""
     clock = Clock()
