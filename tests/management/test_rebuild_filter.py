@@ -490,6 +490,8 @@ def test_it_says_if_nothing_is_kept_for_a_roll_back(reason):
             "'soon' is not a duration from 1s to 3650d; write a number with s, m, h or d, as in 30m or 1h",
         ),
         (["--keep-standby", "1"], "'1' is not a duration"),
+        (["--keep-standby", "1h", "--roll-back", "product"], "excludes --roll-back and --from-store"),
+        (["--keep-standby", "1h", "--from-store", "other"], "excludes --roll-back and --from-store"),
         (["--roll-back", "--dry-run", "product"], "not allowed with"),
     ],
 )

@@ -69,6 +69,8 @@ class Command(GuardsCommand):
             options["if_needed"] = True
         if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
             raise CommandError("--from-store copies filters: it excludes --roll-back, --if-needed and --max-age")
+        if options["keep_standby"] and (options["roll_back"] or options["from_store"] is not None):
+            raise CommandError("--keep-standby keeps what a rebuild replaces: it excludes --roll-back and --from-store")
         if options["roll_back"] and not options["names"]:
             raise CommandError("--roll-back returns to the previous filters: name the guards")
         if not options["dry_run"]:
