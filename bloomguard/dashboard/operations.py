@@ -115,10 +115,14 @@ def switch(guard: Guard, action: str, by: str) -> str:
     """
     if action == FENCE:
         return _fence(guard, BY_HAND + by)
-    table_of(guard).set_mode(guard.name, "" if action == guard.mode else action)
+    table = table_of(guard)
+    state = table.current(guard.name)
+    table.set_mode(guard.name, "" if action == guard.mode else action)
     logger.warning("bloomguard: guard %s switched to %s by %s", guard.name, action, by)
     if action == SHADOW:
         return _("In shadow mode: requests pass, and verdicts are compared with responses.")
+    if not (state.active and state.is_answered_by(state.active)):  # it is fenced, or was never built
+        return str(OPERATIONS[ENFORCE].consequence)
     return _("Enforcing: absent IDs are answered 404.")
 
 

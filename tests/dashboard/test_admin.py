@@ -537,6 +537,21 @@ def test_shadow_and_enforce_switch_a_guard_while_it_runs(staff, build, clock):
     ]
 
 
+@pytest.mark.parametrize("is_built", [True, False], ids=["fenced", "never built"])
+def test_a_guard_without_a_filter_in_use_is_not_said_to_answer(staff, build, clock, is_built):
+    """Neither to the user nor in the log: to enforce what is fenced changes no answer."""
+    client = staff("operate_guardstate")
+    if is_built:
+        build("product")
+        post(client, OPERATE, action="fence", guard="product")
+        clock.now += 2
+    post(client, OPERATE, action="enforce", guard="product")
+    page = client.get(PAGE).content.decode()
+
+    assert "if the guard has a valid filter" in LogEntry.objects.latest("pk").change_message
+    assert "Enforcing:" not in page
+
+
 def test_a_guard_that_was_never_built_can_be_switched(staff, build, clock):
     """What was switched before the first build holds after it, whatever the guard itself says."""
     with registered(Product, name="new", mode="shadow") as guard:
