@@ -113,6 +113,18 @@ def test_only_patterns_with_an_identifier_are_listed(guards, capsys):
     assert 0 < len(unguarded) < len(every)
 
 
+def test_a_pattern_that_one_of_two_guards_answers_for_is_guarded(settings, capsys):
+    """``--unguarded`` lists patterns, not each guard that cannot answer."""
+    settings.ROOT_URLCONF = urlconf(path("x/<int:pk>/", _of_product, name="x"))
+    settings.MIDDLEWARE = [GUARD]
+    with (
+        registered(Product, name="one", routes=["x"], public=False),
+        registered(Product, name="other", routes=["x"], public=False, lookups=False),
+    ):
+        assert {row["answered"] for row in rows(capsys)} == {"lookup", ""}
+        assert rows(capsys, "--unguarded") == []
+
+
 def test_it_reads_well(guards, capsys):
     """One line a pattern, and how many are guarded."""
     call_command("guard_routes")

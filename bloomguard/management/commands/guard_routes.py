@@ -42,7 +42,8 @@ class Command(UrlsCommand):
             for row in rows_of_pattern(table, pattern)
             if row.guard or set(pattern.captured) != {"format"}  # REST framework's, of a list
         ]
-        rows = [row for row in listed if not (options["unguarded"] and row.answered)]
+        guarded = {row.pattern for row in listed if row.answered != NOWHERE}
+        rows = [row for row in listed if not (options["unguarded"] and row.pattern in guarded)]
         if options["json"]:
             self.stdout.write(json.dumps({"routes": [asdict(row) for row in rows]}))
             return
@@ -51,7 +52,6 @@ class Command(UrlsCommand):
             where = f"{row.guard}: {row.answered}" if row.answered != NOWHERE else "nowhere"
             why = f" ({row.reason})" if row.reason else ""
             self.stdout.write(f"{row.pattern:<{width}}  {where}{why}")
-        guarded = {row.pattern for row in listed if row.answered != NOWHERE}
         in_all = len({row.pattern for row in listed})
         sure = {row.pattern for row in listed if row.answered != NOWHERE and not row.reason.startswith("if ")}
         unsure = f", {len(guarded - sure)} of them if the view looks up the row" if guarded - sure else ""
