@@ -116,10 +116,11 @@ class FilterCopy(Rebuild):
     def _log_fenced(self, reason: str) -> None:
         """Log nothing: the copy is published in a moment, and needs no rebuild."""
 
-    def retire(self, state: State) -> None:
+    def retire(self, state: State) -> bool:
         """Drop the original: no process has answered from it since the fence."""
         for name in self._from.generations:
             try:
                 self.origin.drop(self.guard.name, name)
             except StoreError as error:
                 standby.log_not_removed(self.guard, error)
+        return True

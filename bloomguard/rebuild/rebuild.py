@@ -72,10 +72,11 @@ class Rebuild:
         self._names_before: Sequence[str] = ()
         self._expected_rows = 0
         self._checks: list[PublishCheck] = []
-        #: The state row as it was then; since :meth:`announce`, the one that names the generation.
+        #: The state row as it was then; since :meth:`announce`, the one that names the generation, or it is published.
         self._row = State(guard.name)
         self._last_heartbeat, self._seconds = clock(), 0.0
-        self.published = self._is_lost = False
+        self.published = self.is_retired = self._is_lost = False
+        self._retires_at = float("inf")  # since the publication, a time by the clock
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
         self.companions: Sequence[Rebuild] = (self,)
 
@@ -247,7 +248,8 @@ class Rebuild:
             self._send_heartbeats()
         measured = check_error_rate(self.guard, self._generation, self._probes)
         self._publish(self._generation.layout, rows, measured)
-        self.published = True
+        self.published, ended = True, self._clock()
+        self._retires_at = ended + EXPIRY_SECONDS
         return Report.of(
             self._generation.layout,
             guard=self.guard.name,
@@ -255,7 +257,7 @@ class Rebuild:
             rows=rows,
             rows_verified=verified,
             error_rate_measured=measured,
-            seconds=self._seconds + self._clock() - began,
+            seconds=self._seconds + ended - began,
         )
 
     def withdraw(self) -> None:
@@ -283,12 +285,17 @@ class Rebuild:
             return None
         return state if state.active == self._name else None
 
-    def retire(self, state: State) -> None:
-        """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing: no process answers from it."""
-        standby.retire(self.guard, state, self._keep_standby)
+    def retire(self, state: State) -> bool:
+        """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing; see :func:`standby.retire`."""
+        return standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self) -> None:
-        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
+        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises.
+
+        After the publication, retire as soon as that may be: the others of the run may take hours.
+        """
+        if self.published and self._clock() >= self._retires_at:
+            self._retires_at, self.is_retired = float("inf"), self.retire(self._row)
         if self.is_building and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
             self._last_heartbeat = self._clock()
             try:
@@ -338,6 +345,7 @@ class Rebuild:
         published = self.table.swap(self._row, **changes)
         if published is None:
             raise superseded(self.table, self.guard.name)
+        self._row = published
         send(generation_published, type(self.guard), guard=self.guard, generation=published.active, rows=rows)
 
 
@@ -375,7 +383,8 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
         each(lambda one: one.wait_for_writers())
         waited = time.monotonic() - began
         each(lambda one: one.complete())
-        retiring = [(one, state) for one in rebuilds if (state := one.row_published()) is not None]
+        due = [one for one in rebuilds if not one.is_retired]
+        retiring = [(one, state) for one in due if (state := one.row_published()) is not None]
         began = time.monotonic()
         if any(state.standby for _, state in retiring):
             sleep(EXPIRY_SECONDS)

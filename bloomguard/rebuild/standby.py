@@ -85,18 +85,19 @@ def log_not_removed(guard: Guard, error: Exception) -> None:
     logger.warning("bloomguard could not remove an old generation of %s: %s", guard.name, error)
 
 
-def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> None:
-    """Drop the standby or mark it as kept, two leases after it was replaced; then sweep the store.
+def retire(guard: Guard, state: State, keep_seconds: float = 0.0) -> bool:
+    """Drop the standby or mark it as kept, two leases after it was replaced: no process answers from it; then sweep.
 
-    With a scope none is kept: its schema or database may have another name by the time of a roll-back.
+    Return whether the row was still as ``state``; else nothing was done. With a scope none is kept: its schema or
+    database may have another name by the time of a roll-back.
     """
     until = timezone.now() + timedelta(seconds=keep_seconds)
     keep = keep_seconds and guard.scope is None
     changes: dict[str, Any] = {"standby_until": until} if keep else {"standby": "", "standby_until": None}
-    _change_and_sweep(guard, state, changes if state.standby else {})
+    return _change_and_sweep(guard, state, changes if state.standby else {})
 
 
-def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> None:
+def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> bool:
     """Sweep the store if the row is still as ``state``; else a generation in it may be one that another has begun."""
     active_filter = guard._runtime.active_filter
     try:
@@ -104,9 +105,10 @@ def _change_and_sweep(guard: Guard, state: State, changes: dict[str, Any]) -> No
         after = active_filter.table.swap(state, **changes)
     except (DatabaseError, StoreError) as error:
         log_not_removed(guard, error)
-        return
+        return False
     if after is not None:
         sweep(guard, there, after)
+    return after is not None
 
 
 def roll_back(guard: Guard) -> State:
@@ -154,7 +156,7 @@ def roll_back_all(guards: Sequence[Guard], sleep: Callable[[float], None] = time
 
 def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sleep) -> None:
     """Drop the standbys whose time is over, and the unfinished generations of builders that have died."""
-    steps: list[Callable[[], None]] = []
+    steps: list[Callable[[], object]] = []
     for guard in guards:
         table = guard._runtime.active_filter.table
         try:
@@ -170,7 +172,7 @@ def clear_away(guards: Sequence[Guard], sleep: Callable[[float], None] = time.sl
     _after_all_know(steps, sleep)
 
 
-def _after_all_know(steps: Sequence[Callable[[], None]], sleep: Callable[[float], None]) -> None:
+def _after_all_know(steps: Sequence[Callable[[], object]], sleep: Callable[[float], None]) -> None:
     """Take the steps when every process has read the state rows as they are now."""
     if steps:
         sleep(EXPIRY_SECONDS)

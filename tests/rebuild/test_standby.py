@@ -11,13 +11,13 @@ from django.utils import timezone
 from bloomguard.exceptions import RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, clear_away, roll_back_all
+from bloomguard.rebuild import Rebuild, clear_away, roll_back_all, run_all
 from bloomguard.state import table as states
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.verdicts import ABSENT, MAYBE
 from bloomguard.stores import stores
 from tests.conftest import forget
-from tests.shop.models import Product
+from tests.shop.models import Article, Order, Product
 from tests.support import database
 
 pytestmark = [
@@ -287,6 +287,29 @@ def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypat
 
     assert (before, lying()) == ({*kept}, {kept[0]})
     assert waited == [states.EXPIRY_SECONDS]
+
+
+def test_what_is_to_be_kept_is_kept_while_the_run_goes_on(kept, clock):
+    """The others may take hours, and cron's ``--if-needed`` drops what the builder has not marked after a minute."""
+    Order.objects.create()
+    Article.objects.create(slug="a")
+
+    def minutes(done, total):
+        clock.now += 120
+
+    def cron(done, total):
+        hour_ago = timezone.now() - timedelta(hours=1)
+        GuardState.objects.using(database.current).filter(name="product").update(published_at=hour_ago)
+        clear_away([registry["product"]], clock.sleep)
+
+    options = {"sleep": clock.sleep, "clock": clock, "keep_standby": 3_600.0}
+    scans = {"product": minutes, "order": minutes, "article": cron}
+    reports = run_all([Rebuild(registry[name], progress=scans[name], **options) for name in scans], clock.sleep)
+
+    assert [report.guard for report in reports] == [*scans]
+    assert (row().active, row().standby) == (reports[0].generation, kept[0])
+    assert row().standby_until > timezone.now()
+    assert lying() == {reports[0].generation, kept[0]}
 
 
 def test_what_a_dead_builder_left_is_cleared_away(kept, clock):
