@@ -100,7 +100,7 @@ OPERATIONS = {
             gettext_lazy("Fence these guards?"),
             gettext_lazy(
                 "Within a second, all processes stop answering 404 for these guards: requests pass to the cache and "
-                "the database until the next rebuild."
+                "the database until a user rebuilds the filters."
             ),
             mark="danger",
         ),
@@ -135,7 +135,7 @@ def _fence(guard: Guard, reason: str) -> str:
             break
     if seen.status != FENCED or seen.building:
         table.log_fenced(guard.name, reason)
-    return _("Fenced: requests pass until the next rebuild.")
+    return _("Fenced: requests pass until a user rebuilds the filter.")
 
 
 try:

@@ -164,7 +164,8 @@ def test_fence_asks_first_then_fences_and_is_logged(staff, build):
     assert "Fenced" in entry.change_message
     page = client.get(PAGE).content.decode()
     assert f"Fenced by {client.user.username} in the admin: requests pass until a rebuild." in page
-    assert "Fenced: requests pass until the next rebuild." in client.get(f"{PAGE}product/history/").content.decode()
+    history = client.get(f"{PAGE}product/history/").content.decode()
+    assert "Fenced: requests pass until a user rebuilds the filter." in history
 
 
 def test_the_log_leads_to_the_guard_it_is_about(staff):
@@ -254,7 +255,7 @@ def test_a_guard_without_a_filter_is_fenced_too(staff):
     post(client, OPERATE, action="fence", guard="product")
 
     assert GuardState.objects.get(name="product").status == "fenced"
-    assert "Fenced: requests pass until the next rebuild." in client.get(PAGE).content.decode()
+    assert "Fenced: requests pass until a user rebuilds the filter." in client.get(PAGE).content.decode()
 
 
 def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch):
