@@ -10,7 +10,7 @@ Everything has a default: without the setting, filters are stored in a private f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,12 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     spelt = {each.casefold(): each for each in known}
     near = get_close_matches(str(name).casefold(), list(spelt), 1)
     return f"Did you mean {spelt[near[0]]!r}?" if near else ""
+
+
+def listed(names: Sequence[str], most: int = 10) -> str:
+    """Return ``names`` with commas; of more than ``most``, the first and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
 class Settings:

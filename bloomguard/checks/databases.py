@@ -15,6 +15,7 @@ from django.core.checks import CheckMessage, Error, Info, Tags, Warning, registe
 from django.db import DatabaseError, connections, router
 from django.db.models import Model
 
+from ..conf import listed
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
 from ..guards.places import databases_of
@@ -93,7 +94,7 @@ def check_databases(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
             elsewhere.setdefault(other, []).append(repr(guard.name))
     for other, names in sorted(elsewhere.items()):
         yield Info(
-            f"the rows of {', '.join(names)} are written to the database {other!r}, and the state rows to "
+            f"the rows of {listed(names)} are written to the database {other!r}, and the state rows to "
             f"{alias!r}: while {alias!r} does not answer, requests for them pass, and a write to {other!r} is "
             "refused if its add cannot be confirmed.",
             hint=f"After one of the two was restored from a backup, run rebuild_filter. With a router, the state "

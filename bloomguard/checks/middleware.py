@@ -9,7 +9,7 @@ from django.conf import settings
 from django.core.checks import CheckMessage, Info, Warning, register
 from django.middleware.cache import FetchFromCacheMiddleware
 
-from ..conf import did_you_mean
+from ..conf import did_you_mean, listed
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, registry
 from ..lookups.select import answers_queries
@@ -37,10 +37,9 @@ def check_order(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
         return
     if guards_place() == ELSEWHERE:
         after = settings.MIDDLEWARE[number + 1 :]
-        names = ", ".join(after[:3]) + (f" and {len(after) - 3} more" if len(after) > 3 else "")
         yield Warning(
-            f"MIDDLEWARE has {names} after BloomGuardMiddleware, so guards answer only at the lookup, not before a "
-            "view runs: that middleware might have answered differently.",
+            f"MIDDLEWARE has {listed(after, 3)} after BloomGuardMiddleware, so guards answer only at the lookup, not "
+            "before a view runs: that middleware might have answered differently.",
             hint=f"Put {_PATH!r} last, or, if each process_view before it is known, right before "
             "FetchFromCacheMiddleware.",
             id="bloomguard.W011",
@@ -62,10 +61,9 @@ def check_presence(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
     if guards_number() is not None:
         return
     in_views = {view.guarded_by for pattern in table_for().patterns for view in guarded_views(pattern.callback)}
-    silent = sorted(guard.name for guard in registry if guard.name not in in_views)
-    names = ", ".join(map(repr, silent))
+    silent = sorted(repr(guard.name) for guard in registry if guard.name not in in_views)
     if silent:
-        text = f"MIDDLEWARE has no BloomGuardMiddleware, so requests do not ask the guards {names}."
+        text = f"MIDDLEWARE has no BloomGuardMiddleware, so requests do not ask the guards {listed(silent)}."
         hint = f"Add {_PATH!r} at the end, or put @guarded on the views. Silence this check if a door is all you want."
         yield Warning(text, hint=hint, id="bloomguard.W013")
 
@@ -112,7 +110,7 @@ def check_arguments(app_configs: Any, **kwargs: Any) -> Iterator[CheckMessage]:
                 yield Warning(
                     f"no guard has the name {view.guarded_by!r}, by which the view of {pattern.text} is @guarded: all "
                     "requests reach it.",
-                    hint=did_you_mean(view.guarded_by, names) or f"The guards are {', '.join(names) or 'none'}.",
+                    hint=did_you_mean(view.guarded_by, names) or f"The guards are {listed(names) or 'none'}.",
                     id="bloomguard.W043",
                 )
                 break

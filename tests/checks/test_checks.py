@@ -457,6 +457,22 @@ def test_guards_that_nobody_asks(only, settings):
     assert GUARD in hint
 
 
+def test_of_hundreds_of_guards_a_message_names_some(only, settings):
+    """A message has to be read."""
+    settings.MIDDLEWARE = [SECURITY]
+    only(Product)
+    for number in range(300):
+        registry.add(make_guard(Product, name=f"guard-{number:03}"))
+
+    found, message, _ = the_message()
+
+    assert found == "bloomguard.W013"
+    assert message.endswith(
+        "the guards 'guard-000', 'guard-001', 'guard-002', 'guard-003', 'guard-004', 'guard-005', "
+        "'guard-006', 'guard-007', 'guard-008', 'guard-009' and 291 more."
+    )
+
+
 @pytest.mark.parametrize("of_class", [False, True], ids=["function", "method"])
 def test_views_that_ask_themselves_need_no_middleware(only, settings, of_class):
     """A guard that some view's ``@guarded`` names is asked."""
