@@ -547,16 +547,6 @@ def test_servers_bring_their_figures_when_they_end(shop, start, server):
     assert eventually(lambda: now().total("blocked"), 10) == 10
 
 
-def test_a_project_without_guards_is_told_how_to_have_one(memory, monkeypatch):
-    """Nothing registered: no empty table, but where to register."""
-    from bloomguard import management
-    from bloomguard.guards.registry import Registry
-
-    monkeypatch.setattr(management, "registry", Registry())
-    with pytest.raises(CommandError, match=r"no guard to show: register one in an app's guards\.py"):
-        call_command("filter_stats")
-
-
 def test_a_terminal_is_cleared_between_two_looks(told, monkeypatch):
     """Each table stands at the top of the screen; a file gets no control characters."""
 

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from typing import Any
@@ -51,6 +51,8 @@ class GuardsCommand(JsonCommand):
     interrupted = "interrupted"
     #: Whether the command asks the guards' stores.
     asks_stores = True
+    #: Whether success means that something was found to be right: without guards it fails. Others have nothing to do.
+    is_proof = False
     _called_from_command_line: bool  # set by Django
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -68,7 +70,13 @@ class GuardsCommand(JsonCommand):
             with ExitStack() as self._bar, stopping:
                 guards = [registry[name] for name in dict.fromkeys(options["names"])] or list(registry)
                 if not guards:
-                    raise CommandError(f"there is no guard to {self.purpose}: register one in an app's guards.py")
+                    none = f"there is no guard to {self.purpose}: register one in an app's guards.py"
+                    if self.is_proof:
+                        raise CommandError(none)
+                    self.write(none)
+                    if options["json"]:
+                        self.stdout.write('{"guards": []}')
+                    return
                 if self.asks_stores and self._called_from_command_line:
                     guards = self._without_memory(guards, are_named=bool(options["names"]))
                 self.run(guards, options)
@@ -197,6 +205,15 @@ def rate_in_words(kind: str, measured: float, promised: float) -> str:
     if kind == "bitmap":
         return _EXACT
     return f"error rate {measured * 100:.3g}% now, {promised * 100:.3g}% when full"
+
+
+def by_reason(errors: Iterable[tuple[Guard, Exception]]) -> str:
+    """Return a line for each reason, with the guards that it stopped: that of a server is often the reason of all."""
+    stopped: dict[str, list[str]] = {}
+    for guard, error in errors:
+        reason = str(error).removeprefix(f"{guard.name}: ")
+        stopped.setdefault(reason, []).extend([guard.name] if reason != str(error) else [])
+    return "\n".join(f"{', '.join(names)}: {reason}" if names else reason for reason, names in stopped.items())
 
 
 def named(figures: Any) -> dict[str, Any]:

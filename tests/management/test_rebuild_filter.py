@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -17,8 +18,9 @@ from django.test.utils import isolate_apps
 from django.utils import timezone
 
 from bloomguard import management
-from bloomguard.exceptions import StoreUnavailable
+from bloomguard.exceptions import RebuildError, StoreUnavailable
 from bloomguard.guards.registry import Registry, registry
+from bloomguard.management.commands.rebuild_filter import Command
 from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.rebuild import source as sources
@@ -27,7 +29,7 @@ from bloomguard.state.row import ARMED, FENCED
 from bloomguard.stores import stores
 from tests.shop.models import Article, Order, Place, Product
 from tests.support import database
-from tests.support.guarding import registered
+from tests.support.guarding import make_guard, registered
 
 pytestmark = [
     pytest.mark.django_db(transaction=True, databases="__all__"),
@@ -37,9 +39,9 @@ pytestmark = [
 SHOP = ["product", "order", "article", "place", "price", "diary"]
 
 
-def run(*arguments: str) -> str:
+def run(*arguments: str, command: Sequence[str] = ("rebuild_filter",)) -> str:
     out = io.StringIO()
-    call_command("rebuild_filter", *arguments, stdout=out)
+    call_command(*command, *arguments, stdout=out)
     return out.getvalue()
 
 
@@ -152,8 +154,11 @@ def test_a_dry_run_tells_and_does_nothing():
     said = run("product", "--dry-run")
     (found,) = json.loads(run("product", "--dry-run", "--json"))["guards"]
 
-    assert said.startswith("product: about 5,000 rows; a bitmap filter with room for 7,500, exact for IDs of its range")
-    assert said.rstrip().endswith(" in 1 shard")
+    assert re.fullmatch(
+        r"product: about 5,000 rows; [\d.]+ KiB in 1 shard: a bitmap filter with room for 7,500, exact for IDs of its "
+        r"range\n",
+        said,
+    )
     assert set(found) == {"name", "kind", "rows", "capacity", "error_rate", "bytes", "shards"}
     assert stores["default"].names("product") == []
     assert states.table.current("product").version == 0
@@ -210,12 +215,60 @@ def test_a_table_that_a_newer_release_has_renamed(each_database):
             editor.alter_db_table(Article, "shop_renamed", "shop_article")
 
 
-def test_a_project_without_guards_is_told_how_to_have_one(monkeypatch):
-    """Nothing registered: no success, but where to register."""
+@pytest.mark.parametrize(
+    ("command", "purpose"),
+    [
+        (["rebuild_filter"], "rebuild"),
+        (["rebuild_filter", "--if-needed"], "rebuild"),
+        (["filter_stats", "--watch=5s"], "show"),
+        (["switch_guards", "shadow"], "switch"),
+    ],
+    ids=" ".join,
+)
+def test_without_guards_there_is_nothing_to_do(monkeypatch, command, purpose):
+    """A deploy script may call a command before the first guard is registered; it says where one would be."""
     monkeypatch.setattr(management, "registry", Registry())
 
-    with pytest.raises(CommandError, match=r"no guard to rebuild: register one in an app's guards\.py"):
-        run()
+    assert run(command=command) == f"there is no guard to {purpose}: register one in an app's guards.py\n"
+    assert json.loads(run("--json", command=command)) == {"guards": []}
+    with pytest.raises(CommandError, match="no guard 'product'; known are none"):
+        run("product", command=command)
+
+
+def test_without_guards_nothing_is_verified(monkeypatch):
+    """No success, as where no guard has a filter."""
+    monkeypatch.setattr(management, "registry", Registry())
+
+    with pytest.raises(CommandError, match=r"no guard to verify: register one in an app's guards\.py"):
+        run(command=["verify_filter"])
+
+
+def test_the_reminder_of_a_first_build_names_ten_guards():
+    """Of hundreds nobody reads all names twice."""
+    command, guards = Command(stderr=io.StringIO()), [make_guard(Product, name=f"guard-{n}") for n in range(300)]
+    command._warn_of_first_builds(guards)
+
+    said = command.stderr.getvalue()
+    assert "guard-8, guard-9 and 290 more: the first filter." in said
+    assert said.endswith(" guard-8 guard-9 ... again\n")
+
+
+def test_one_reason_of_many_guards_is_one_line(monkeypatch):
+    """A server that does not answer stops all of them; the names are those of its guards."""
+
+    def unreachable(self):
+        if self.guard.name != "order":
+            raise StoreUnavailable("the server did not answer in time")
+        raise RebuildError("order: for a test")
+
+    monkeypatch.setattr(Rebuild, "prepare", unreachable)
+
+    with pytest.raises(CommandError) as raised:
+        run("product", "order", "article")
+    assert str(raised.value) == (
+        "product, article: the store 'default' cannot be used: the server did not answer in time. Start its server, or "
+        "correct its OPTIONS\norder: for a test"
+    )
 
 
 @pytest.mark.parametrize("arguments", [["product"], ["product", "--dry-run"]])
@@ -501,6 +554,18 @@ def test_arguments_that_make_no_sense_are_refused(arguments, said):
         run(*arguments)
 
     assert stores["default"].names("product") == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--roll-back"], ["--max-age", "1h", "--dry-run"], ["--from-store", "other", "--if-needed"]],
+    ids=" ".join,
+)
+def test_options_that_exclude_each_other_are_wrong_usage(arguments):
+    """Exit code 2, as where argparse finds it out."""
+    with pytest.raises(CommandError) as raised:
+        run(*arguments)
+    assert raised.value.returncode == 2
 
 
 def test_times_are_written_with_a_unit():

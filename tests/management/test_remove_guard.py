@@ -86,6 +86,15 @@ def test_it_asks_first(former, monkeypatch, answer, is_removed):
     assert former.exists() is not is_removed
 
 
+def test_without_a_terminal_it_removes_nothing(former, monkeypatch):
+    """Under cron nobody can answer: an error with the option to add, not a traceback."""
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+
+    with pytest.raises(CommandError, match=r"^nothing was removed, as nobody can be asked here: add --no-input$"):
+        run("former")
+    assert former.exists()
+
+
 def test_filters_of_another_database_are_left(former):
     """Another site may answer from them, if both share a store in error."""
     theirs = former / "r0000000000000000.filter"

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
+from ...conf import listed
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...guards import Guard
 from ...models import GuardState
@@ -17,8 +18,19 @@ from ...rebuild import Rebuild, clear_away, roll_back_all, run_all
 from ...rebuild.copy import FilterCopy
 from ...rebuild.plan import Need, Report, assess, attempt
 from ...state.table import table
-from .. import GuardsCommand, counted, named, rate_in_words, refuse_unmigrated, room_in_words, seconds, size_in_words
+from .. import (
+    GuardsCommand,
+    by_reason,
+    counted,
+    named,
+    rate_in_words,
+    refuse_unmigrated,
+    room_in_words,
+    seconds,
+    size_in_words,
+)
 
+EX_USAGE = 2  # as argparse exits if options exclude each other
 EX_TEMPFAIL = 75  # sysexits.h: try again later
 
 #: For each guard, what was planned or done, for ``--json``; or the error.
@@ -63,31 +75,34 @@ class Command(GuardsCommand):
         )
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
+        wrong = ""
         if options["max_age"] is not None:
             if options["dry_run"] or options["roll_back"]:
-                raise CommandError("--max-age rebuilds what is older: it excludes --dry-run and --roll-back")
+                wrong = "--max-age rebuilds what is older: it excludes --dry-run and --roll-back"
             options["if_needed"] = True
         if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
-            raise CommandError("--from-store copies filters: it excludes --roll-back, --if-needed and --max-age")
+            wrong = "--from-store copies filters: it excludes --roll-back, --if-needed and --max-age"
         if options["keep_standby"] and (options["roll_back"] or options["from_store"] is not None):
-            raise CommandError("--keep-standby keeps what a rebuild replaces: it excludes --roll-back and --from-store")
+            wrong = "--keep-standby keeps what a rebuild replaces: it excludes --roll-back and --from-store"
         if options["roll_back"] and not options["names"]:
-            raise CommandError("--roll-back returns to the previous filters: name the guards")
+            wrong = "--roll-back returns to the previous filters: name the guards"
+        if wrong:
+            raise CommandError(wrong, returncode=EX_USAGE)
         if not options["dry_run"]:
             refuse_unmigrated()
         modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
         do = next((mode for name, mode in modes.items() if options[name]), self._build)
         figures = do(guards, options)
-        failed = [outcome for outcome in figures if isinstance(outcome, RebuildError)]
+        errors = [(guard, each) for guard, each in zip(guards, figures) if isinstance(each, RebuildError)]
         if options["json"]:
             shown = [
                 {"name": guard.name, "error": str(each)} if isinstance(each, RebuildError) else each
                 for guard, each in zip(guards, figures)
             ]
             self.stdout.write(json.dumps({"guards": shown}))
-        if failed:
-            busy = all(isinstance(error, BuilderBusy) for error in failed)
-            raise CommandError("\n".join(map(str, failed)), returncode=EX_TEMPFAIL if busy else 1) from failed[0]
+        if errors:
+            busy = all(isinstance(error, BuilderBusy) for _, error in errors)
+            raise CommandError(by_reason(errors), returncode=EX_TEMPFAIL if busy else 1) from errors[0][1]
 
     def _plan(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         figures: Figures = []
@@ -98,9 +113,9 @@ class Command(GuardsCommand):
                 continue
             figures.append(named(plan))
             self.write(
-                f"{plan.guard}: about {counted(plan.rows)}; a {plan.kind} filter with "
-                f"{room_in_words(plan.kind, plan.capacity, plan.error_rate)} takes {size_in_words(plan.bytes)} in "
-                f"{counted(plan.shards, 'shard')}"
+                f"{plan.guard}: about {counted(plan.rows)}; {size_in_words(plan.bytes)} in "
+                f"{counted(plan.shards, 'shard')}: a {plan.kind} filter with "
+                f"{room_in_words(plan.kind, plan.capacity, plan.error_rate)}"
             )
         return figures
 
@@ -176,8 +191,8 @@ class Command(GuardsCommand):
                     first.append(guard.name)
         if first:
             self.stderr.write(
-                f"{', '.join(first)}: the first filter. Rows that a process without the guard writes are not in it, "
+                f"{listed(first)}: the first filter. Rows that a process without the guard writes are not in it, "
                 "and would be answered 404. If such a process still runs, stop it, then run rebuild_filter "
-                f"{' '.join(first)} again",
+                f"{' '.join(first[:10])}{' ...' * (len(first) > 10)} again",
                 self.style.WARNING,
             )

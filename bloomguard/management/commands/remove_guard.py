@@ -86,4 +86,7 @@ class Command(JsonCommand):
             "must not run any more.\nType 'yes' to continue: ",
             ending="",
         )
-        return input() == "yes"
+        try:
+            return input() == "yes"
+        except EOFError:
+            raise CommandError("nothing was removed, as nobody can be asked here: add --no-input") from None

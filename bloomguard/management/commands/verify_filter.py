@@ -14,7 +14,7 @@ from ...guards import Guard
 from ...rebuild import Rebuild, run_all
 from ...rebuild.plan import attempt
 from ...rebuild.verify import MOST_MISSING, Findings, Verification
-from .. import GuardsCommand, named, rate_in_words, refuse_unmigrated
+from .. import GuardsCommand, by_reason, named, rate_in_words, refuse_unmigrated
 
 
 class Command(GuardsCommand):
@@ -25,6 +25,7 @@ class Command(GuardsCommand):
         "filter lacks a row is fenced, and the exit code is 1."
     )
     purpose = "verify"
+    is_proof = True
     interrupted = "interrupted; a guard is fenced if a missing row was found before"
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -34,12 +35,12 @@ class Command(GuardsCommand):
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         refuse_unmigrated()
-        found, problems = dict[Guard, Findings](), list[Exception]()
+        found, errors, problems = dict[Guard, Findings](), list[tuple[Guard, RebuildError]](), list[str]()
         for guard in guards:
             verification = Verification(guard, sample=options["sample"], progress=self.progress(guard))
             findings = attempt(guard, verification.run)
             if isinstance(findings, RebuildError):
-                problems.append(findings)
+                errors.append((guard, findings))
             else:
                 found[guard] = findings
                 self.write(_summary(findings, "rows" if verification.sample is None else "rows of the sample"))
@@ -49,7 +50,7 @@ class Command(GuardsCommand):
             outcomes = run_all([Rebuild(guard, progress=self.progress(guard)) for guard in wrong])
             for guard, outcome in zip(wrong, outcomes):
                 if isinstance(outcome, RebuildError):
-                    problems.append(outcome)
+                    errors.append((guard, outcome))
                 else:
                     repaired.append(guard)
                     self.write(f"{guard.name}: rebuilt from {outcome.rows:,} rows")
@@ -57,11 +58,12 @@ class Command(GuardsCommand):
             figures = [{**named(findings), "repaired": guard in repaired} for guard, findings in found.items()]
             self.stdout.write(json.dumps({"guards": figures}))
         if left := [guard.name for guard in wrong if guard not in repaired]:
-            problems.append(CommandError(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter"))
+            problems.append(f"rows are missing from the filter of {', '.join(left)}: run rebuild_filter")
         if found and not any(findings.generation for findings in found.values()):
-            problems.append(CommandError("nothing was verified, because no filter answers: run rebuild_filter"))
-        if problems:
-            raise CommandError("\n".join(map(str, problems))) from problems[0]
+            problems.append("nothing was verified, because no filter answers: run rebuild_filter")
+        if errors or problems:
+            cause = errors[0][1] if errors else None
+            raise CommandError("\n".join([*by_reason(errors).splitlines(), *problems])) from cause
 
 
 def _summary(findings: Findings, rows: str) -> str:
