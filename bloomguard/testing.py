@@ -45,7 +45,10 @@ from .stores.memory import MemoryStore
 
 __all__ = ["GuardTestMixin", "assert_blocked", "assert_passes", "guards_armed", "guards_off"]
 
-_ORDER = "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware"
+_ORDER = (
+    "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware; if it is there, name the "
+    "view's route, because at the lookup caches are read first"
+)
 _READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas_key", "aget_or_set")
 _GENERATION = "test"
 

@@ -335,8 +335,11 @@ class TestAssertBlocked:
     def test_of_a_cache_that_is_asked_before(self, client, settings):
         settings.MIDDLEWARE = [f"{__name__}.caching", GUARD]
 
-        with pytest.raises(AssertionError, match=r"a cache was read: default.get; put BloomGuardMiddleware last"):
+        with pytest.raises(
+            AssertionError, match=r"a cache was read: default.get; put BloomGuardMiddleware last"
+        ) as found:
             assert_blocked(client, "/products/8/")
+        assert "if it is there, name the view's route" in str(found.value)
 
     def test_of_an_answer_that_is_replaced(self, client, settings):
         settings.MIDDLEWARE = [f"{__name__}.friendly", GUARD]
