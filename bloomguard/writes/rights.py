@@ -37,7 +37,9 @@ def may_return(connection: Any, table: str, fields: Iterable[Any], verb: str, *,
     ``reads``: the statement reads the rows anyway. If it does not, it also writes rows that row-level security hides
     from the role; with a RETURNING, PostgreSQL would refuse these, or leave them as they are.
     """
-    if connection.vendor == "sqlite" or connection.needs_rollback or is_aborted(connection):
+    if connection.vendor == "sqlite":  # its RETURNING takes no column of a table with its schema, as "main"."city"."id"
+        return '"."' not in connection.ops.quote_name(table)
+    if connection.needs_rollback or is_aborted(connection):
         return True  # in a broken transaction Django, or the database, refuses the statement anyway
     cache, columns, role = current_cache(connection.alias), {field.column for field in fields}, ""
     connection.ensure_connection()

@@ -317,6 +317,41 @@ def test_a_view_or_another_spelling_of_the_table_fences(armed, way, name, is_gua
             execute("DROP VIEW twin_view")
 
 
+@pytest.mark.parametrize("each_database", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_a_name_with_the_schema_on_sqlite(kind, each_database, fresh, clock):
+    """Its RETURNING takes no such name, so a write is sent as it is, and fences if it needs one."""
+
+    class Ware(models.Model):
+        code = models.CharField(max_length=50, primary_key=True)
+        slug = models.CharField(max_length=50, unique=True)
+
+        class Meta:
+            app_label, db_table, managed = "twins", 'main"."ware', False
+
+    def upsert():
+        rows, columns = [Ware(code="b", slug="d")], {"unique_fields": ["code"], "update_fields": ["slug"]}
+        Ware.objects.bulk_create(rows, update_conflicts=True, **columns)
+
+    execute("CREATE TABLE ware (code varchar(50) PRIMARY KEY, slug varchar(50) UNIQUE)")
+    try:
+        Ware.objects.create(code="a", slug="a")
+        with registered(Ware, name="ware", lookup="slug", filter=kind) as guard:
+            for slug, write in {
+                "b": lambda: Ware.objects.create(code="b", slug="b"),
+                "c": lambda: Ware.objects.filter(code="b").update(slug="c"),
+                "d": upsert,
+            }.items():
+                Rebuild(guard, sleep=clock.sleep).run()
+                assert guard.verdict(slug) is Verdict.ABSENT
+                write()
+
+                assert Ware.objects.get(code="b").slug == slug
+                assert guard.verdict(slug) is not Verdict.ABSENT
+    finally:
+        execute("DROP TABLE ware")
+
+
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
 @pytest.mark.parametrize("way", ["create", "update", "upsert"])
 def test_two_tables_of_one_name(way, each_database, fresh, clock):
