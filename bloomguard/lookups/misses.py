@@ -39,9 +39,11 @@ def remember_missing(guard: Guard, value: Any, generation: str, using: str) -> b
         meta, active = guard._meta, guard._runtime.active_filter
         key, cache = meta.keys.key(value), active.negative_cache
         # Not in a transaction, whose snapshot may be old; not on a replica, or on another table of the same name.
-        if (guard.scope != DATABASE and using != meta.place.home) or has_begun(connections[using]):
+        connection = connections[using]
+        if (guard.scope != DATABASE and using != meta.place.home) or has_begun(connection):
             return False
-        if not (active.table.holds(using) and cache.is_in_use(generation)):
+        # No connection is opened for this: without one, a cache of results has answered, and will again.
+        if connection.connection is None or not (active.table.holds(using) and cache.is_in_use(generation)):
             return True  # as far as the project's query says
         against = _against(guard, value, using)
         if against is None or not cache.is_proved(generation, using, *against) or not meta.place.was_asked(using, key):

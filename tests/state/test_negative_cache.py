@@ -14,6 +14,7 @@ from django.contrib.auth import get_user_model
 from django.db import connection, connections, transaction
 from django.db.backends import utils
 from django.db.models import Q
+from django.db.models.sql.compiler import SQLCompiler
 from django.db.models.sql.datastructures import BaseTable
 from django.db.models.sql.where import WhereNode
 from django.http import HttpResponse, HttpResponseNotFound
@@ -27,7 +28,7 @@ from rest_framework.generics import RetrieveAPIView
 from bloomguard.decorators import guarded
 from bloomguard.guards import registry
 from bloomguard.guards.meta import GuardMeta
-from bloomguard.lookups import misses
+from bloomguard.lookups import misses, select
 from bloomguard.lookups.cache_aside import get_or_load
 from bloomguard.lookups.context import guarded_lookups
 from bloomguard.lookups.misses import confirm_missing
@@ -728,3 +729,15 @@ def test_an_error_of_our_own_is_no_ones_error(found, product, monkeypatch, setti
 
     assert len([record for record in caplog.records if record.name == "bloomguard"]) == 1
     assert database.current == "default"
+
+
+def test_a_miss_that_a_cache_of_results_gives_opens_no_connection(product, found, monkeypatch, caplog):
+    """As django-cachalot may give one from another process, to a thread that has sent no statement yet."""
+    with monkeypatch.context() as patch:
+        patch.setattr(SQLCompiler, "execute_sql", lambda compiler, *args: compiler.as_sql() and [])
+        patch.delattr(SQLCompiler, "_bloomguard_execute_sql")
+        select.connect()
+        with ThreadPoolExecutor(1) as elsewhere:
+            missed = elsewhere.submit(first, found).result(), elsewhere.submit(lambda: connection.connection).result()
+
+    assert (*missed, caplog.text) == (None, None, "")
