@@ -14,7 +14,6 @@ import logging
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -24,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DEFAULT_DB_ALIAS
 
 from ..models import GuardState
-from ..process import after_fork, is_test_run, notice_fork, own_lock, start_thread
+from ..process import after_fork, is_test_run, notice_fork, own_lock, seconds, start_thread
 from .identity import NUMBER, SERVER, file_of, identity_of_file
 
 logger = logging.getLogger("bloomguard")
@@ -86,7 +85,7 @@ class StateConnection:
 
     pool = "state"
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = seconds) -> None:
         self.clock = clock
         self._used_at = float("-inf")
         self._file: tuple[int, str] | None = None

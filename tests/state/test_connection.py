@@ -228,10 +228,14 @@ def test_what_a_writer_reads_is_its_own(each_database):
 
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has another clock that goes on")
 def test_leases_run_out_while_the_host_sleeps():
-    """The clock of the leases counts the time that a laptop or a virtual machine was suspended."""
+    """The clock of the leases counts the time that a laptop or a virtual machine was suspended.
+
+    So does that of the connection, which a firewall may have dropped meanwhile.
+    """
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     assert before <= seconds() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert (StateTable().clock, StateConnection().clock) == (seconds, seconds)
 
 
 @pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
