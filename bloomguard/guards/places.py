@@ -104,7 +104,8 @@ class Schemas:
     def is_due(self, alias: str, tables: Sequence[str], *, ahead: float = 0.0) -> bool:
         """Return whether :meth:`of`, so many seconds ``ahead``, has to read the catalogue; not for no ``tables``."""
         until, copy, _ = self._copies.get(alias, _NO_COPY)
-        return bool(tables) and (self.clock() + ahead >= until or any(table not in copy for table in tables))
+        left = until - self.clock() - ahead  # more than it can be if the clock went back
+        return bool(tables) and (not 0 < left <= SECONDS or any(table not in copy for table in tables))
 
     def of(self, alias: str, tables: Sequence[str]) -> list[Tables]:
         """Return the schemas that have each table, none if they cannot be read. May wait. Never raises."""
@@ -122,8 +123,9 @@ class Schemas:
     def identity(self, alias: str, tables: Sequence[str]) -> str:
         """Return the identity of the database, read along with :meth:`of`; empty if it is not known. May wait."""
         if alias not in self._identified:
-            self._identified.add(alias)
-            self.forget()
+            with self._lock:  # else another thread, which is reading without the identity, would keep its copy
+                self._identified.add(alias)
+                self.forget()
         self.of(alias, tables)
         return self._copies.get(alias, _NO_COPY)[2]
 

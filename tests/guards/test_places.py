@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -141,6 +142,34 @@ def test_the_catalogue_is_read_once_a_minute(tenants, clock, monkeypatch):
     decisions(7)
     decisions(1)
     assert len(read) == 2
+
+
+def test_a_copy_from_the_future_is_not_used(tenants, clock):
+    """As in a container that another host restores from a checkpoint: its clock may go back by days."""
+    tenants()
+    assert decisions(7) == [ABSENT]
+    clock.now -= 1_000_000
+
+    assert decisions(7) == [AMBIGUOUS]
+
+
+def test_a_read_that_is_under_way_is_not_kept_without_the_identity(tenants, monkeypatch):
+    """A filter would be bound to no database, if its build is the first that asks which one it is."""
+    own, identities, close = places.Schemas(), [], DatabaseConnection.close
+    asking = threading.Thread(target=lambda: identities.append(own.identity("postgresql", ["shop_product"])))
+
+    def ask_and_close(connection):
+        if asking.ident is None:
+            asking.start()
+            asking.join(0.2)  # it waits for the read
+        close(connection)
+
+    monkeypatch.setattr(DatabaseConnection, "close", ask_and_close)
+    own.of("postgresql", ["shop_product"])
+    asking.join()
+
+    with closing(DatabaseConnection("postgresql")) as other:
+        assert identities == [other.identify()] != [""]
 
 
 def test_a_catalogue_that_cannot_be_read_says_nothing(tenants, clock, monkeypatch):
