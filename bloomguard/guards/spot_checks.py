@@ -42,8 +42,8 @@ class SpotChecks:
         self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
-        """Return whether the last check was at least ``SECONDS`` ago."""
-        return guard._runtime.active_filter.table.clock() - self._last >= SECONDS
+        """Return whether the last check was at least ``SECONDS`` ago, or the clock went back since."""
+        return not 0.0 <= guard._runtime.active_filter.table.clock() - self._last < SECONDS
 
     def check(self, guard: Guard, value: Any) -> Decision:
         """Return ``CAUGHT`` if the row exists, else ``ABSENT``, also if the check fails. Never raises."""

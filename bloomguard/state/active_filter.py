@@ -143,8 +143,7 @@ class ActiveFilter:
                 return self._fail(error, name)
         state = self.table.lease(self.name)
         if state is None:
-            is_known = self.table.clock() - self._none_found_at < LEASE_SECONDS
-            return self._none_found if last is None and is_known else None
+            return self._none_found_lately() if last is None else None
         if self._is_current(state, name):
             return ABSENT
         answering = self._answering_now(state)
@@ -199,9 +198,9 @@ class ActiveFilter:
 
     def _why_no_generation(self) -> Decision | None:
         """Return why no store has a generation, so that the state rows are not read; ``None`` if one has."""
+        if why := self._none_found_lately():
+            return why
         now, found = self.table.clock(), COLD
-        if now - self._none_found_at < LEASE_SECONDS:
-            return self._none_found
         for store in all_stores(self.store):
             try:
                 if store.names(self.name):
@@ -213,6 +212,11 @@ class ActiveFilter:
                 return None  # if the state row names a filter, the attempt to open it is logged
         self._none_found_at, self._none_found = now, found
         return found
+
+    def _none_found_lately(self) -> Decision | None:
+        """Return what :meth:`_why_no_generation` found less than a lease ago; ``None`` if it has to look again."""
+        # Not after a clock that went back: it would not look for hours.
+        return self._none_found if 0.0 <= self.table.clock() - self._none_found_at < LEASE_SECONDS else None
 
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
         try:

@@ -173,14 +173,15 @@ def test_a_generation_of_another_process_is_picked_up_within_a_lease(product, cl
     assert list(product._runtime.active_filter._opened) == [built.generation]
 
 
-def test_a_first_generation_is_picked_up_within_a_lease(fresh, transactional_db, clock):
+@pytest.mark.parametrize("step", [1, -900], ids=["a second later", "after the clock went back"])
+def test_a_first_generation_is_picked_up_within_a_lease(fresh, transactional_db, clock, step):
     """A guard that was cold starts to answer within a second of its first build, in a process that was asked before."""
     Product.objects.create(pk=1)
     guard = registry["product"]
     asked = another_process(guard, clock)
     cold = asked.ask(key(ABSENT_PK))
     Rebuild(guard, sleep=lambda seconds: None).run()
-    clock.now += 1
+    clock.now += step
 
     assert cold == COLD
     assert asked.ask(key(ABSENT_PK)) == ABSENT
