@@ -598,9 +598,15 @@ def test_a_connection_that_the_server_has_closed_is_replaced(store, server, redi
     assert made.might_contain_many([key(number) for number in range(3)]) == [True] * 3
 
 
-def test_an_identity_gets_old_while_the_host_sleeps():
-    """A server may be demoted and promoted again meanwhile, with other data, and the connection is still open."""
+def test_an_identity_gets_old_while_the_host_sleeps(monkeypatch):
+    """A server may be demoted and promoted again meanwhile, with other data, and the connection is still open.
+
+    The clock of a container that another host restores from a checkpoint may go back by days.
+    """
     assert commands.clock is seconds
+    monkeypatch.setattr(commands, "clock", lambda: 1_000.0)
+    proved = [1_000.0, 999.0, 90_000.0]
+    assert [commands.ServerId("", "", at).is_old() for at in proved] == [False, True, True]
 
 
 def test_checks_and_adds_are_each_one_command(store, server):

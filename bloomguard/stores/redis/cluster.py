@@ -131,7 +131,7 @@ class ClusterLink:
         if kept is not None:
             return kept
         known = self._latest  # read once: another thread may replace it meanwhile
-        if known is None or commands.clock() - known[0] >= PROVED_SECONDS:
+        if known is None or not 0.0 <= commands.clock() - known[0] < PROVED_SECONDS:
             asked = commands.clock()
             known = self._latest = asked, self._read()
         latest = known[1]

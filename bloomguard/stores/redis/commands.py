@@ -74,8 +74,8 @@ class ServerId(NamedTuple):
     at: float
 
     def is_old(self) -> bool:
-        """Return whether the server has to be queried again."""
-        return clock() - self.at >= PROVED_SECONDS
+        """Return whether the server has to be queried again: after a while, or a clock that went back."""
+        return not 0.0 <= clock() - self.at < PROVED_SECONDS
 
 
 class Breaker:
@@ -94,7 +94,7 @@ class Breaker:
             now = clock()
             if self._probe_at is None:
                 return True
-            if now < self._probe_at:
+            if 0.0 < self._probe_at - now <= PROBE_SECONDS:  # more if the clock went back
                 return False
             self._probe_at = now + PROBE_SECONDS
             return True
