@@ -165,7 +165,7 @@ def register(model: type[Model]) -> Callable[[G], G]:
     def decorate(guard: G) -> G:
         if not (isinstance(guard, type) and issubclass(guard, Guard)):
             registry.refused.append((guard, "it is not a subclass of Guard"))
-        elif not (isinstance(model, type) and issubclass(model, Model)) or model._meta.abstract:
+        elif not (isinstance(model, type) and issubclass(model, Model)) or model is Model or model._meta.abstract:
             registry.refused.append((guard, f"@register was given {model!r}, which is not a model with a table"))
         elif model._meta.swapped:
             setting: Any = model._meta.swappable

@@ -285,6 +285,7 @@ class Nothing(models.Model):
         (register, "@register has no model"),
         (register("shop.Product"), "@register was given 'shop.Product', which is not a model with a table"),
         (register(Nothing), "which is not a model with a table"),
+        (register(models.Model), "which is not a model with a table"),
     ],
 )
 def test_a_guard_that_cannot_be_registered(decorate, text, assert_all_works):
