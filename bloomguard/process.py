@@ -31,8 +31,11 @@ _noticing = threading.RLock()
 
 
 def after_fork(method: Callable[[], Any]) -> None:
-    """Call the bound ``method`` in every child that is forked from now on, as long as its object lives."""
-    _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
+    """Call ``method`` in every child that is forked from now on: a bound one, as long as its object lives."""
+    if hasattr(method, "__func__"):
+        _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
+    else:
+        _append(sys.modules[__name__], lambda _: method())
 
 
 def own_lock(owner: object, name: str) -> Any:
@@ -81,13 +84,13 @@ def start_thread(run: Callable[[], object]) -> threading.Event:
     """
     ended = threading.Event()
 
-    def run_and_tell() -> None:
+    def run_and_set() -> None:
         try:
             run()
         finally:
             ended.set()
 
-    _thread.start_new_thread(run_and_tell, ())
+    _thread.start_new_thread(run_and_set, ())
     return ended
 
 
@@ -112,7 +115,7 @@ class LogOnce:
         self.log(logging.WARNING, message, *args)
 
     def log(self, level: int, message: str, *args: object, error: Exception | None = None) -> None:
-        """Log ``message`` once with these ``args``, and without an ``error`` no traceback: that may contain an ID."""
+        """Log ``message`` once with these ``args``; without ``error``, no traceback, which may contain an ID."""
         kind = (type(error), message, *args)
         if kind not in self._logged:
             self._logged.add(kind)

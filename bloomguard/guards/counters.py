@@ -61,10 +61,17 @@ _SAMPLES = 10_000
 def one_in(every: int) -> Callable[[], bool]:
     """Return a function that returns ``True`` once in ``every`` calls; a call takes about 20 ns.
 
-    Each process starts at a random place: its worker may be replaced after a few requests.
+    Each process starts at a random place, also a forked one: its worker may be replaced after a few requests.
     """
-    place = random.SystemRandom().randrange(every)
-    return cycle([number == place for number in range(every)]).__next__
+    draw = cycle([True] + [False] * (every - 1)).__next__
+
+    def begin() -> None:
+        for _ in range(random.SystemRandom().randrange(every)):
+            draw()
+
+    begin()
+    after_fork(begin)
+    return draw
 
 
 #: ``drawn()`` returns whether to time this check.

@@ -43,27 +43,24 @@ class UnknownGuard(Guard):
     lookup = ()
 
 
-class _Forks:
-    """When this process was forked: it reads the rows again, as its parent may have read them days before."""
-
-    def __init__(self) -> None:
-        self.at = float("-inf")
-        after_fork(self._after_fork)
-
-    def _after_fork(self) -> None:
-        global compared_copy, _failed
-        self.at, compared_copy, _failed = states.table.clock(), None, (None, float("-inf"))
-        registry.replan_writes()  # else no write would come to `read_once`
-
-
 #: The last copy of the state rows that the plans were compared with.
 compared_copy: object = None
-#: Whether all ``guards.py`` are imported. Before that, a guard may only be unknown as yet, and :mod:`.early` records
-#: each write.
+#: Whether all ``guards.py`` are imported. Before that, a guard may only be unknown as yet, and
+#: :func:`.raw_fences.record_early` records each write.
 is_complete = False
 #: The copy that there was when a read failed, and when it failed.
 _failed: tuple[object, float] = None, float("-inf")
-_forks = _Forks()
+#: When this process was forked: it reads the rows again, as its parent may have read them days before.
+_forked_at = float("-inf")
+
+
+def _begin_as_child() -> None:
+    global compared_copy, _failed, _forked_at
+    _forked_at, compared_copy, _failed = states.table.clock(), None, (None, float("-inf"))
+    registry.replan_writes()  # else no write would come to `read_once`
+
+
+after_fork(_begin_as_child)
 
 
 def compare_copy() -> None:
@@ -85,7 +82,7 @@ def begin() -> None:
 
 def were_read() -> bool:
     """Return whether this process has read the state rows, so that :func:`compare_copy` sees each later copy."""
-    return is_complete and states.table.copy.read_at > _forks.at
+    return is_complete and states.table.copy.read_at > _forked_at
 
 
 def read_once() -> bool:
@@ -94,7 +91,7 @@ def read_once() -> bool:
     table, (copy, failed_at) = states.table, _failed
     if not is_complete or were_read() or (copy is table.copy and table.clock() - failed_at < AGAIN_SECONDS):
         return False
-    if not table.renew(after=_forks.at):
+    if not table.renew(after=_forked_at):
         _failed = table.copy, table.clock()
         return False
     if not len(registry) or not table.copy.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 
@@ -128,6 +129,22 @@ def test_a_forked_child_begins_anew():
 
     assert os.read(read, 1_000).decode() == "{('city', 'absent'): 1}"
     assert mine.read() == {("city", "maybe"): 1}
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
+def test_forked_children_draw_at_places_of_their_own():
+    """Else no worker of a preloaded site would ever draw, if each is replaced before the place of their parent."""
+    draw, (read, write) = counts.one_in(1_000), os.pipe()
+    for _ in range(5):
+        child = os.fork()
+        if not child:
+            os.write(write, b"%d " % next(number for number in itertools.count() if draw()))
+            os._exit(0)
+        os.waitpid(child, 0)
+
+    assert len(set(os.read(read, 1_000).split())) > 1
     os.close(read)
     os.close(write)
 

@@ -417,10 +417,10 @@ def test_a_forked_child_has_read_nothing(each_database, fresh, clock, write, mon
     clock.sleep(LEASE)
     with alone():
         monkeypatch.setattr(state.table, "copy", old)
-        monkeypatch.setattr(unknown_guards._forks, "at", unknown_guards._forks.at)
+        monkeypatch.setattr(unknown_guards, "_forked_at", unknown_guards._forked_at)
         write()  # the parent's texts and models are known
         assert row().status == ARMED
-        unknown_guards._forks._after_fork()
+        unknown_guards._begin_as_child()
         write()
 
     assert row().status == FENCED
