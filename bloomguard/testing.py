@@ -283,7 +283,7 @@ class _Rows(StateTable):
     def holds(self, using: str) -> bool:
         return True
 
-    def is_in_file_of(self, using: str) -> bool:
+    def is_locked_by(self, using: str) -> bool:
         return False
 
     def visible_to(self, using: str) -> Rows:

@@ -221,12 +221,15 @@ class StateTable:
         return "" if self.connection.has_table(name) else cure
 
     def holds(self, using: str) -> bool:
-        """Return whether ``using`` is the database of the state rows: a recovery takes them back with the data."""
-        return self.is_in_file_of(using)
+        """Return whether ``using`` is the alias of the state rows, or on SQLite another alias of their file.
 
-    def is_in_file_of(self, using: str) -> bool:
-        """Return whether ``using`` is the alias of the state rows, or on SQLite another alias of their file."""
+        Then a recovery takes them back with the data.
+        """
         return self.connection.alias == using or are_one_file(self.connection.alias, using)
+
+    def is_locked_by(self, using: str) -> bool:
+        """Return whether a write transaction on ``using`` keeps all others from changing state rows: on SQLite."""
+        return connections[using].vendor == "sqlite" and self.holds(using)
 
     def visible_to(self, using: str) -> Rows:
         """Return the rows that this thread's connection ``using`` sees now. Raises :class:`DatabaseError`."""

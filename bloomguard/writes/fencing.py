@@ -122,11 +122,11 @@ def may_write_later(connection: Any) -> bool:
 def reading_by_writer(guard: Guard, using: str, *, after_statement: bool = False) -> AbstractContextManager[None]:
     """Return a block that reads the state row by the writer's connection ``using``, if no other one can.
 
-    On servers only ``after_statement``: before the first one of a transaction, PostgreSQL takes settings of it that it
-    refuses after a query of ours.
+    On servers only ``after_statement``: a query of ours must not be the first of a transaction, after which PostgreSQL
+    refuses some of its settings.
     """
     table = table_of(guard)
-    locks_all = is_lock_shared(table, using) and has_begun(connections[using])
+    locks_all = table.is_locked_by(using) and has_begun(connections[using])
     if locks_all or (after_statement and needs_writers_connection(table, guard.name, using)):
         return table.within.reading_by(partial(_committed_rows, table, using))
     return _NOTHING
@@ -138,7 +138,7 @@ def refresh(guard: Guard, using: str) -> None:
     if table.lease(guard.name) is not None:
         return
     connection = connections[using]
-    if not is_alone(connection) and not table.renew() and is_lock_shared(table, using) and has_begun(connection):
+    if not is_alone(connection) and not table.renew() and table.is_locked_by(using) and has_begun(connection):
         TransactionObserver.ensure(connection).is_alone = True
 
 
@@ -155,7 +155,7 @@ def needs_no_add(guard: Guard, using: str) -> bool:
     """
     table = table_of(guard)
     for _ in range(2):
-        may_read = is_lock_shared(table, using) or not is_alone(connections[using])
+        may_read = table.is_locked_by(using) or not is_alone(connections[using])
         state = table.renewed(guard.name) if may_read else table.lease(guard.name)
         if state is None or state.takes_adds:
             break
@@ -188,7 +188,7 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
                         continue
                 # Whether the fence has to be a statement of the writer's own transaction.
                 # On SQLite a query of it that is not read to its end locks out the one for the state rows, too.
-                elif table.within.read or is_lock_shared(table, using) or has_locked_row(table, guard.name, using):
+                elif table.within.read or table.is_locked_by(using) or has_locked_row(table, guard.name, using):
                     committed += _fence_within(table, guard.name, using, reason)
                 else:
                     table.fence(guard.name, reason)
@@ -214,7 +214,7 @@ def drop_standby(guard: Guard, using: str, seen: State) -> bool:
     A rollback to the standby compares and sets the row's version too: of it and this change, the second one fails.
     """
     table = table_of(guard)
-    if is_lock_shared(table, using):
+    if table.is_locked_by(using):
         return False  # only this transaction could do it, and its rollback would undo it after others relied on it
     try:
         return (
@@ -231,11 +231,6 @@ def table_of(guard: Guard) -> StateTable:
         return guard._runtime.active_filter.table
     except ConfigurationError:  # it may have a filter from before the error
         return states.table
-
-
-def is_lock_shared(table: StateTable, using: str) -> bool:
-    """Return whether a write transaction on ``using`` keeps all others from changing state rows: on SQLite."""
-    return connections[using].vendor == "sqlite" and table.is_in_file_of(using)
 
 
 #: SQL: does a statement of the open transaction see the state rows as they are committed by now?
@@ -313,7 +308,7 @@ def _committed_rows(table: StateTable, using: str) -> Rows:
 def _fence_within(table: StateTable, name: str, using: str, reason: str) -> list[PendingFence]:
     """Fence by the writer's connection; return what is to be waited for now: a fence outside of a transaction."""
     connection = connections[using]
-    if table.within.read or is_lock_shared(table, using):
+    if table.within.read or table.is_locked_by(using):
         before = _committed_rows(table, using).get(name) or State(name)
     else:
         before = table.known(name) if is_alone(connection) else table.current(name)

@@ -100,7 +100,7 @@ def _may_lock_state_rows(connection: Any) -> bool:
     """Whether a statement may lock the state rows in a file that SQLite has attached, also in doubt."""
     if connection.vendor != "sqlite" or connection.connection is None:
         return False
-    if fencing.is_lock_shared(states.table, connection.alias):
+    if states.table.is_locked_by(connection.alias):
         return False
     try:
         return any(name not in ("main", "temp") for _, name, _ in fetch_uncounted(connection, "PRAGMA database_list"))

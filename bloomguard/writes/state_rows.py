@@ -15,7 +15,7 @@ from ..state import table as states
 from ..state.row import held_by_hand
 from ..state.table import EXPIRY_SECONDS
 from ..state.transactions import has_begun, lock_file
-from .fencing import PendingFence, has_locked_row, is_lock_shared
+from .fencing import PendingFence, has_locked_row
 from .observer import TransactionObserver
 
 _UID = "bloomguard.writes.state_rows"
@@ -53,7 +53,7 @@ def _deleting(sender: type[GuardState], names: Iterable[str], using: str, **kwar
     for state in in_use:
         if not state.takes_adds:
             continue  # fenced already
-        if has_begun(connections[using]) and (is_lock_shared(table, using) or has_locked_row(table, state.name, using)):
+        if has_begun(connections[using]) and (table.is_locked_by(using) or has_locked_row(table, state.name, using)):
             raise TransactionManagementError(
                 f"the state row of {state.name} cannot be deleted inside this transaction, as its filter is in use: "
                 "delete it outside, or run manage.py switch_guards fence before"
@@ -68,7 +68,7 @@ def before_change(using: str) -> None:
     table, connection = states.table, connections[using]
     if connection.vendor == "mysql" and table.connection.alias == using and has_begun(connection):
         TransactionObserver.ensure(connection).has_changed_rows = True
-    if is_lock_shared(table, using) and has_begun(connection):
+    if table.is_locked_by(using) and has_begun(connection):
         with suppress(DatabaseError):  # the project's statement meets the same error, or makes the table
             lock_file(connection, GuardState._meta.db_table)
         known = TransactionObserver.ensure(connection).pending_fences
