@@ -182,7 +182,7 @@ def _encoder(
     """
     if kind is None:
         raise TypeError(f"{field} is a {type(field).__name__}, which cannot be a key")
-    to_python, plain = field.to_python, python_type_of(kind)
+    to_python, expected = field.to_python, python_type_of(kind)
     # A custom field may convert one form of a value, but not the form that the database returns.
     failure = Uncertain if own_conversions(field) or own_methods(field, ("to_python",)) else Unkeyable
 
@@ -193,7 +193,7 @@ def _encoder(
             raise failure(f"not a value of {field}") from None  # the message of the error may contain the value
         if converted is None:
             raise (Unkeyable if value is None else failure)(f"no value for {field}")
-        if not isinstance(converted, plain) and not (kind == "text" and normalize is not None):
+        if not isinstance(converted, expected) and not (kind == "text" and normalize is not None):
             raise failure(f"{field} converts a value to a {type(converted).__name__}")
         return converted
 

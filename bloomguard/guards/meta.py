@@ -124,11 +124,11 @@ class GuardMeta:
         # Discarding a key is only safe if every process counts its adds.
         counted = "|counted" if self.discards else ""
         # No filter is built for such a condition; one that another release has built must not be queried.
-        uncertain = "|uncertain" if next(refusal_reasons(self._guard.model, guard.alive), "") else ""
+        uncertain = "|uncertain" if next(refusal_reasons(guard.model, guard.alive), "") else ""
         scope = f"|scope={guard.scope}" if guard.scope else ""
         # A version that follows signals alone misses writes that another one would add.
         signals = "|signals" if guard.sync == "signals" else ""
-        name = f"{guard.name}|{self._guard.model._meta.db_table}({columns})"
+        name = f"{guard.name}|{guard.model._meta.db_table}({columns})"
         return f"{name}|{alive}|{normalize}{counted}{uncertain}{scope}{signals}{self._watched()}{self._forms}"
 
     @cached_property

@@ -261,7 +261,7 @@ class Scopes(Place):
 
     def _has(self, state: State, name: str, text: str, number: int = MARKS) -> bool:
         """Return whether the generation ``name`` has so many marks of ``text``."""
-        generation = self._guard._runtime.active_filter._generation(state, name)
+        generation = self._guard._runtime.active_filter.generation(state, name)
         if generation is None:
             return False
         known = self._known.setdefault(generation, {})

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("bloomguard")
 
 #: The ``State.change`` that no row has.
-NONE = (0, "")
+_NO_CHANGE = (0, "")
 #: Seconds until a generation is opened again after a file or a permission was missing.
 _REOPEN_SECONDS = 10.0
 #: Until when a generation is not opened again, and why.
@@ -63,7 +63,7 @@ class ActiveFilter:
         self.is_remote: bool | None = None  # the store's, once known
         #: The generation that was checked last, and its check. One tuple: threads replace it concurrently.
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
-        self._change = NONE  # of the row for which the next two dicts were last tidied
+        self._change = _NO_CHANGE  # of the row for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
         self._refused: dict[str, tuple[float, str]] = {}
         self._failure = ""  # of the last add, for `why_not_added`
@@ -235,7 +235,7 @@ class ActiveFilter:
 
     def _answering(self, state: State) -> Generation | Decision:
         """Return the generation to check, or why there is none."""
-        answering = self._answering_now(state) or self._generation(state, state.active)
+        answering = self._answering_now(state) or self.generation(state, state.active)
         if answering is None:
             return UNTRUSTED if state.active in self._refused else self._log_elsewhere(state)
         return answering
@@ -280,7 +280,7 @@ class ActiveFilter:
         if first:
             logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
-    def _generation(self, state: State, name: str) -> Generation | None:
+    def generation(self, state: State, name: str) -> Generation | None:
         """Return the generation, opened; ``None`` if it must not be used: the caller logs why."""
         if not state.is_ours:
             return None
@@ -338,7 +338,7 @@ class ActiveFilter:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
             try:
-                if generation := opened.get(name) or self._generation(state, name):
+                if generation := opened.get(name) or self.generation(state, name):
                     # A guard that discards keys adds each one: one that seems to be there may be a false positive.
                     generation.add(keys, once=not self._counted)
                     continue
@@ -369,7 +369,7 @@ class ActiveFilter:
         """
         try:
             state = self.table.renewed(self.name)
-            generation = self._generation(state, name) if state is not None and state.may_forget(name) else None
+            generation = self.generation(state, name) if state is not None and state.may_forget(name) else None
             if generation is not None:
                 generation.discard(keys)
         except (FilterError, StoreError) as error:
@@ -380,6 +380,6 @@ class ActiveFilter:
         with self._lock:
             self.last_check, self.is_remote = None, None
             self._opened, self._refused = {}, {}
-            self._change, self._none_found_at = NONE, float("-inf")
+            self._change, self._none_found_at = _NO_CHANGE, float("-inf")
         self.negative_cache.forget()
         self._log.forget()

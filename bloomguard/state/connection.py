@@ -332,10 +332,10 @@ class DatabaseConnection(StateConnection):
 
 
 def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
-    """Return another connection to ``alias``, which never waits for those of the project, which may wait for it.
+    """Return another connection to ``alias``. It takes none from the project's pool: it would wait for the project.
 
-    Django's pool is an option, which goes. The pools of other packages are found by the alias. So while it connects it
-    has another one, and with it a ``pool`` of its own in each process. ``is_own``: it changes no guard's rows.
+    Django's pool is an option, which is left out. The pools of other packages are found by the alias, so while this
+    connects it has an alias with the name ``pool`` and the process. ``is_own``: it changes no guard's rows.
     """
     own: Any = connections.create_connection(alias)
     given = connections[alias].settings_dict

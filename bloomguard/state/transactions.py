@@ -189,7 +189,7 @@ def _savepoint(connection: Any, undo: bool, alone: bool) -> Iterator[None]:
         with suppress(DatabaseError):
             if undo or not isinstance(error, Error):
                 _execute(connection, f"ROLLBACK TO SAVEPOINT {name}")
-            if not is_over(connection) and not is_aborted(connection):
+            if may_go_on(connection):
                 _execute(connection, f"RELEASE SAVEPOINT {name}")
             if begins and alone and not is_over(connection):
                 _execute(connection, "ROLLBACK")

@@ -236,10 +236,11 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
     for base, view in fetch(_DEPENDING):
         catalogue.add_view(base, view)
     for table, event, text in fetch(_RULES):
-        rule = read(f"WITH {text}", "postgresql")  # so it is scanned from end to end
         if text is None:
-            catalogue.is_complete = False
-        for effect in {ANYTHING} if text is None else rule.all_effects:
+            catalogue.is_complete, effects = False, frozenset({ANYTHING})
+        else:
+            effects = read(f"WITH {text}", "postgresql").all_effects  # so it is scanned from end to end
+        for effect in effects:
             catalogue.add(table, frozenset({_EVENTS[event]}), effect, because="a rule", is_active=True)
     for child, parent, kind in fetch(_INHERITING):
         catalogue.add_shown(child, parent, is_view=False)

@@ -217,7 +217,7 @@ def test_a_copy_of_the_database_takes_nothing_out_of_the_filter(copied, counted,
     Product.objects.bulk_create(Product(pk=pk) for pk in (1, 2))
     guard = counted()
     state = states.table.renewed("counted")
-    generation = guard._runtime.active_filter._generation(state, state.active)
+    generation = guard._runtime.active_filter.generation(state, state.active)
     before = generation.approximate_size()
     copied()
     forget()
@@ -268,7 +268,7 @@ def test_processes_with_databases_in_memory_leave_each_others_filters(counted, m
     forget()
     active_filter = counted()._runtime.active_filter
     store, state = stores["default"], states.table.current("counted")
-    mine, layout = state.active, active_filter._generation(state, state.active).layout
+    mine, layout = state.active, active_filter.generation(state, state.active).layout
     left, others = (mine.replace(f"{os.getpid():08x}", f"{pid:08x}") for pid in (ended.pid, os.getppid()))
     for name in (left, others):
         store.create("counted", name, layout)

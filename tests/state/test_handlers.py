@@ -82,8 +82,8 @@ def fail():
 SECTIONS: dict[str, tuple[list[Any], Callable[[], object]]] = {
     "process": ([process._append], lambda: process.own_lock(Schemas(), "_lock")),
     "store": ([StoreHandler.__getitem__, StoreHandler._make], ask_first),
-    "open": ([ActiveFilter._generation, ActiveFilter._tidy, NegativeCache.tidy], ask_first),
-    "open to add": ([ActiveFilter._generation, ActiveFilter._tidy], write_first),
+    "open": ([ActiveFilter.generation, ActiveFilter._tidy, NegativeCache.tidy], ask_first),
+    "open to add": ([ActiveFilter.generation, ActiveFilter._tidy], write_first),
     "fail": ([ActiveFilter._stop_using], fail),
     "forget": ([ActiveFilter.forget], registry["product"]._runtime.active_filter.forget),
     "remember": (

@@ -70,7 +70,7 @@ def articles(made) -> Guard:
 def held(guard: Guard) -> int:
     """Keys that the guard's filter counts."""
     known = guard._runtime.active_filter
-    return known._generation(known.table.current(guard.name), known.active()).approximate_size()
+    return known.generation(known.table.current(guard.name), known.active()).approximate_size()
 
 
 def atomic() -> Any:
