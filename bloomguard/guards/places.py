@@ -102,7 +102,7 @@ class Schemas:
         self._copies = {}
 
     def is_due(self, alias: str, tables: Sequence[str], *, ahead: float = 0.0) -> bool:
-        """Return whether :meth:`of`, so many seconds ``ahead``, has to read the catalogue; not for no ``tables``."""
+        """Return whether :meth:`of` will have to read the catalogue in ``ahead`` seconds; never for no ``tables``."""
         until, copy, _ = self._copies.get(alias, _NO_COPY)
         left = until - self.clock() - ahead  # more than it can be if the clock went back
         return bool(tables) and (not 0 < left <= SECONDS or any(table not in copy for table in tables))
@@ -258,7 +258,7 @@ class Place:
     def identity(self, alias: str) -> str:
         """Return, as the end of a ``source``, which database ``alias`` leads to now. May query.
 
-        Empty for that of the state rows, which tell it themselves. Of MySQL and MariaDB only the name is known.
+        Empty for that of the state rows, with which it is read. Of MySQL and MariaDB only the name is known.
         """
         if self._guard._runtime.active_filter.table.holds(alias):
             return ""

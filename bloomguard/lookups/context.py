@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from django.http import HttpRequest
 
 
-#: The key under which the door passes them on to the middleware, with the guards that answered MAYBE.
+#: The key under which the door passes its decisions on to the middleware, with the guards that answered MAYBE.
 KNOWN = "bloomguard.known"
 
 

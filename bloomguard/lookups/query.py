@@ -36,14 +36,14 @@ class RowLookup:
         self.short = guard._runtime.short
         self._width = len(guard._meta.fields)
         self._columns = list(columns_of_key(guard, model))  # references, so that each `id` stays valid
-        #: ``id`` of a field -> its index in the key.
-        self.places = {id(column): place for place, column in self._columns}
+        #: ``id`` of a field -> which part of the key it is.
+        self.parts = {id(column): part for part, column in self._columns}
         #: The columns of a key of one field that is in no other guard's key: a MAYBE lets their queries pass.
         self.alone: frozenset[int] = frozenset()
 
     def compares(self, field: Any) -> bool:
         """Return whether ``field`` is the key or a part of it."""
-        return id(field) in self.places
+        return id(field) in self.parts
 
     @cached_property
     def _alive(self) -> tuple[Any, ...]:
@@ -68,7 +68,7 @@ class RowLookup:
         if len(conditions) != 1 or where.negated or type(where) is not WhereNode or type(conditions[0]) not in EXACT:
             return self._value_among(query)
         column, value = conditions[0].lhs, conditions[0].rhs
-        if type(column) is not Col or id(column.target) not in self.places or self._width != 1:
+        if type(column) is not Col or id(column.target) not in self.parts or self._width != 1:
             return NO_KEY
         table: Any = query.alias_map.get(column.alias)
         if table is None or (table.parent_alias is not None and not is_of_row(query, column.alias)):
@@ -80,9 +80,9 @@ class RowLookup:
         found: list[Any] = [NO_KEY] * self._width
         for condition in conditions_of(query.where):
             for column, value in _compared(condition):
-                place = self.places.get(id(column.target))
-                if place is not None and _is_value(value) and is_of_row(query, column.alias):
-                    found[place] = value
+                part = self.parts.get(id(column.target))
+                if part is not None and _is_value(value) and is_of_row(query, column.alias):
+                    found[part] = value
         if NO_KEY in found:
             return NO_KEY
         return found[0] if self._width == 1 else tuple(found)
@@ -112,7 +112,7 @@ class RowLookup:
             return False
         for condition in conditions_of(query.where):
             columns = [column for column, _ in _compared(condition)]
-            is_of_key = columns and all(id(column.target) in self.places for column in columns)
+            is_of_key = columns and all(id(column.target) in self.parts for column in columns)
             if not is_of_key and not self.has_in_alive(condition):
                 return False
         return True
@@ -191,13 +191,13 @@ def conditions_of(where: WhereNode) -> Sequence[Any]:
 
 
 def columns_of_key(guard: Guard, model: type[Model]) -> Iterator[tuple[int, Any]]:
-    """Yield each field that ``model`` has for a value of the key, after its index in that.
+    """Yield which part of the key it is, and the field, for each field of ``model`` with a value of the key.
 
     A link to a parent has the same value as the parent's key.
     """
-    for place, field in enumerate(guard._meta.fields):
+    for part, field in enumerate(guard._meta.fields):
         for column in (field, *_links_to(field, model)):
-            yield place, column
+            yield part, column
 
 
 def concrete(model: Any) -> Any:

@@ -81,9 +81,9 @@ def lookups_of(model: Any) -> tuple[RowLookup, ...]:
             errors += 1
             log_once.error(error, "bloomguard: guard %s answers no query, because of an internal error", guard.name)
     for lookup in found:
-        others = [column for other in found if other is not lookup for column in other.places]
+        others = [column for other in found if other is not lookup for column in other.parts]
         if len(lookup.guard._meta.fields) == 1 and methods <= set(lookup.guard.methods):
-            lookup.alone = frozenset(lookup.places).difference(others)
+            lookup.alone = frozenset(lookup.parts).difference(others)
     if not errors:
         plans.lookups[model] = found
     return found

@@ -33,7 +33,8 @@ _USUAL = re.compile(
 _BORDER = re.compile(r"BEGIN(?: [A-Z]+)?|(?:RELEASE |ROLLBACK TO )?SAVEPOINT [^\s;]+")
 #: How many texts are kept until their COMMIT, and how many characters in all: some have megabytes of values.
 _MOST_UNREAD, _MOST_CHARACTERS = 1_000, 1_000_000
-#: Stands for all others, and for what the connection cannot compose: it may write anything, and nothing if it fails.
+#: A statement that may write anything, and that writes nothing if it fails: in place of all texts that are not kept,
+#: and of what the connection cannot compose.
 _UNREADABLE = "MERGE"
 
 
