@@ -45,10 +45,7 @@ from .stores.memory import MemoryStore
 
 __all__ = ["GuardTestMixin", "assert_blocked", "assert_passes", "guards_armed", "guards_off"]
 
-_ORDER = (
-    "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware; if it is there, name the "
-    "view's route, because at the lookup caches are read first"
-)
+_ORDER = "put BloomGuardMiddleware last in MIDDLEWARE, or right before FetchFromCacheMiddleware and name the route"
 _READS = ("get", "get_many", "has_key", "get_or_set", "aget", "aget_many", "ahas_key", "aget_or_set")
 _GENERATION = "test"
 
