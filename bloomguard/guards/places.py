@@ -123,14 +123,14 @@ class Schemas:
     def identity(self, alias: str, tables: Sequence[str]) -> str:
         """Return the identity of the database, read along with :meth:`of`; empty if it is not known. May wait."""
         if alias not in self._identified:
-            with self._lock:  # else another thread, which is reading without the identity, would keep its copy
-                self._identified.add(alias)
-                self.forget()
+            self._identified.add(alias)
+            self.forget()
         self.of(alias, tables)
         return self._copies.get(alias, _NO_COPY)[2]
 
     def _read(self, alias: str, tables: Sequence[str]) -> None:
-        names, identity = sorted({*tables, *self._copies.get(alias, _NO_COPY)[1]}), ""
+        copies = self._copies  # what is forgotten meanwhile stays so: this read may lack the identity
+        names, identity = sorted({*tables, *copies.get(alias, _NO_COPY)[1]}), ""
         try:
             with closing(DatabaseConnection(alias)) as connection:
                 rows, _ = connection.execute(SQL, [names])
@@ -142,7 +142,7 @@ class Schemas:
         found: dict[str, dict[str, int]] = {name: {} for name in names}
         for table, schema, oid in rows:
             found[table][schema] = oid
-        self._copies[alias] = until, dict(found), identity
+        copies[alias] = until, dict(found), identity
 
 
 schemas = Schemas()

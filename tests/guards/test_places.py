@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import closing
 from functools import partial
 
@@ -156,12 +157,14 @@ def test_a_copy_from_the_future_is_not_used(tenants, clock):
 def test_a_read_that_is_under_way_is_not_kept_without_the_identity(tenants, monkeypatch):
     """A filter would be bound to no database, if its build is the first that asks which one it is."""
     own, identities, close = places.Schemas(), [], DatabaseConnection.close
+    copies = own._copies
     asking = threading.Thread(target=lambda: identities.append(own.identity("postgresql", ["shop_product"])))
 
     def ask_and_close(connection):
         if asking.ident is None:
             asking.start()
-            asking.join(0.2)  # it waits for the read
+            while own._copies is copies:
+                time.sleep(0.001)  # until it waits for this read
         close(connection)
 
     monkeypatch.setattr(DatabaseConnection, "close", ask_and_close)
