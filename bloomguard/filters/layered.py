@@ -40,8 +40,8 @@ class LayeredFilter(Filter):
 
     layers: list[Any]
 
-    def _parameters(self) -> tuple[int, ...]:
-        """Return the parameters for the frame's header."""
+    def _state(self) -> tuple[tuple[int, ...], list[Any]]:
+        """Return the parameters for the frame's header, and the layers that they describe."""
         raise NotImplementedError
 
     def _restore(self, parameters: Sequence[int], layers: list[Any]) -> None:
@@ -88,8 +88,8 @@ class LayeredFilter(Filter):
         )
 
     def _content(self) -> tuple[tuple[int, ...], bytes]:
-        body = b"".join([layer.to_bytes() for layer in self.layers])
-        return self._parameters(), body
+        parameters, layers = self._state()
+        return parameters, b"".join([layer.to_bytes() for layer in layers])
 
     @classmethod
     def _restored(cls, header: codec.Header, body: memoryview, key_hash: KeyHash, secret: bytes) -> Self:
@@ -113,18 +113,15 @@ class LayeredFilter(Filter):
 
     def copy(self) -> Self:
         """Return a filter of the same state with its own memory."""
-        twin, layers = shallow_copy(self), [layer.copy() for layer in self.layers]
-        twin._restore(self._parameters(), layers)
+        twin, (parameters, layers) = shallow_copy(self), self._state()
+        twin._restore(parameters, [layer.copy() for layer in layers])
         return twin
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, type(self)):
             return NotImplemented
-        return (
-            self.layers == other.layers
-            and self._parameters() == other._parameters()
-            and (self.capacity, self.error_rate) == (other.capacity, other.error_rate)
-        )
+        mine, theirs = (self.capacity, self.error_rate), (other.capacity, other.error_rate)
+        return mine == theirs and self._state() == other._state()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.layers)} layers at {self.error_rate:g}>"
@@ -195,8 +192,8 @@ class ScalableBloomFilter(LayeredFilter):
             self._counts[-1] += min(room, len(low))
             low = low[room:]
 
-    def _parameters(self) -> tuple[int, ...]:
-        return (self.growth, *_U64.unpack(_FLOAT.pack(self.tightening)), *self._counts)
+    def _state(self) -> tuple[tuple[int, ...], list[BloomFilter]]:
+        return (self.growth, *_U64.unpack(_FLOAT.pack(self.tightening)), *self._counts), self.layers
 
     def _restore(self, parameters: Sequence[int], layers: list[BloomFilter]) -> None:
         self.layers = layers
@@ -279,8 +276,8 @@ class ScalableCuckooFilter(LayeredFilter):
     def __bool__(self) -> bool:
         return True  # an empty filter is still a filter
 
-    def _parameters(self) -> tuple[int, ...]:
-        return (self._bits,)
+    def _state(self) -> tuple[tuple[int, ...], list[CuckooFilter]]:
+        return (self._bits,), self.layers
 
     def _restore(self, parameters: Sequence[int], layers: list[CuckooFilter]) -> None:
         self.layers = layers
@@ -331,10 +328,16 @@ class RotatingBloomFilter(LayeredFilter):
     @property
     def layers(self) -> list[BloomFilter]:  # type: ignore[override]
         """The filters of the windows that are kept; drops the expired ones."""
+        return list(self._kept().values())
+
+    def _kept(self) -> dict[int, BloomFilter]:
+        """Drop the expired filters; return the others. Threads that read may do so at the same time."""
         expired = self.clock() // self.window - self.windows
-        while self._filters and (oldest := next(iter(self._filters))) <= expired:
+        kept = self._filters.copy()
+        while kept and (oldest := next(iter(kept))) <= expired:
             self._filters.pop(oldest, None)
-        return list(self._filters.values())
+            del kept[oldest]
+        return kept
 
     def _present(self) -> BloomFilter:
         now = max([int(self.clock() // self.window), *self._filters])
@@ -352,9 +355,10 @@ class RotatingBloomFilter(LayeredFilter):
     def add_digests(self, low: U64, high: U64 | None = None) -> None:
         self._present().add_digests(low)
 
-    def _parameters(self) -> tuple[int, ...]:
-        numbers = (number & 0xFFFFFFFFFFFFFFFF for number in self._filters)
-        return (self.windows, *_U64.unpack(_FLOAT.pack(self.window)), *numbers)
+    def _state(self) -> tuple[tuple[int, ...], list[BloomFilter]]:
+        kept = self._kept()
+        numbers = (number & 0xFFFFFFFFFFFFFFFF for number in kept)
+        return (self.windows, *_U64.unpack(_FLOAT.pack(self.window)), *numbers), list(kept.values())
 
     def _restore(self, parameters: Sequence[int], layers: list[BloomFilter]) -> None:
         windows, window, *numbers = parameters

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from bloomguard.filters import (
+    BloomFilter,
     CorruptFilter,
     CountingBloomFilter,
     ExactBitmap,
@@ -239,6 +240,26 @@ def test_a_window_that_ends_while_a_thread_begins_it_takes_the_key_all_the_same(
     filter.add(b"a")
 
     assert b"a" not in filter
+
+
+def test_a_window_that_ends_while_a_thread_saves_the_filter(monkeypatch):
+    """Another thread that reads drops it: what is saved has its keys, and can be loaded."""
+    clock, real = Clock(), BloomFilter.to_bytes
+    filter = RotatingBloomFilter(1_000, window=60, windows=1, clock=clock)
+    filter.add(b"a")
+
+    def to_bytes(layer):
+        clock.now += 60
+        assert filter.layers == []
+        return real(layer)
+
+    monkeypatch.setattr(BloomFilter, "to_bytes", to_bytes)
+    saved = filter.to_bytes()
+    clock.now -= 60
+    loaded = RotatingBloomFilter.from_bytes(saved)
+    loaded.clock = clock
+
+    assert b"a" in loaded
 
 
 def test_windows_share_the_promise():
