@@ -94,7 +94,7 @@ def unknown(name):
 
 def shard_of(name, generation):
     active = registry[name]._runtime.active_filter
-    return active._generation(state.table.current(name), generation).read_shard(0)
+    return active.generation(state.table.current(name), generation).read_shard(0)
 
 
 @pytest.mark.parametrize(("origin", "target"), PATHS)
@@ -409,7 +409,7 @@ def test_the_command_copies(shop, move, clock, monkeypatch, capsys):
 def test_a_shard_is_read_whole_and_merged_once(shop):
     """A merge tells how many bits were missing: all of them first, none the second time."""
     shop("files")
-    generation = registry["article"]._runtime.active_filter._generation(*_active("article"))
+    generation = registry["article"]._runtime.active_filter.generation(*_active("article"))
     whole = generation.read_shard(0)
     empty = stores["shared"].create("article", "twin", generation.layout)
 

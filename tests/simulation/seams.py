@@ -82,8 +82,9 @@ def install() -> None:
     simulated = {"rows": SimulatedRows(lambda: World.current.database)}
     for module in (negative_cache, idle, statements):
         _put(module, connections=simulated)
-    _put(state, connections=simulated, fetch_uncounted=fetch_uncounted)
-    _put(fencing, connections=simulated | {"default": connections["default"]})
+    with_default = simulated | {"default": connections["default"]}  # the tables of the world are made in it
+    _put(state, connections=with_default, fetch_uncounted=fetch_uncounted)
+    _put(fencing, connections=with_default)
     _put(rebuild, refuse_transaction=lambda aliases: None)
     _put(meta, router=SimpleNamespace(db_for_write=lambda model: "rows"))
     _put(
