@@ -82,8 +82,11 @@ def in_a_thread(function: Callable[P, R]) -> Callable[P, Coroutine[Any, Any, R]]
 
 #: Schema -> the OID of its table, which is another one if the table is dropped and made anew.
 Tables = Mapping[str, int]
-#: In place of a copy that was not read yet.
-_NO_COPY: tuple[float, dict[str, Tables], str] = float("-inf"), {}, ""
+#: When the copy of a database is to be read again, name -> tables, and the database's identity: ``None`` if it was not
+#: asked for, empty if it is not known.
+Copy = tuple[float, dict[str, Tables], str | None]
+#: In place of a copy that cannot be read.
+_NO_COPY: Copy = float("-inf"), {}, None
 
 
 class Schemas:
@@ -91,8 +94,8 @@ class Schemas:
 
     def __init__(self) -> None:
         self.clock = seconds
-        #: By alias: when the copy is to be read again, name -> tables, the database's identity. Replaced as a whole.
-        self._copies: dict[str, tuple[float, dict[str, Tables], str]] = {}
+        #: By alias. Replaced as a whole.
+        self._copies: dict[str, Copy] = {}
         #: The databases whose identity is read: all but that of the state rows.
         self._identified: set[str] = set()
         self._lock = own_lock(self, "_lock")
@@ -103,38 +106,45 @@ class Schemas:
 
     def is_due(self, alias: str, tables: Sequence[str], *, ahead: float = 0.0) -> bool:
         """Return whether :meth:`of` will have to read the catalogue in ``ahead`` seconds; never for no ``tables``."""
-        until, copy, _ = self._copies.get(alias, _NO_COPY)
-        left = until - self.clock() - ahead  # more than it can be if the clock went back
-        return bool(tables) and (not 0 < left <= SECONDS or any(table not in copy for table in tables))
+        return bool(tables) and self._kept(alias, tables, ahead) is None
 
     def of(self, alias: str, tables: Sequence[str]) -> list[Tables]:
         """Return the schemas that have each table, none if they cannot be read. May wait. Never raises."""
-        if self.is_due(alias, tables):
-            if not self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
-                return [{}] * len(tables)
-            try:
-                if self.is_due(alias, tables):  # another thread may have read it
-                    self._read(alias, tables)
-            finally:
-                self._lock.release()
-        copy = self._copies.get(alias, _NO_COPY)[1]
-        return [copy.get(table, {}) for table in tables]
+        found = self._copy(alias, tables)[1] if tables else {}
+        return [found.get(table, {}) for table in tables]
 
     def identity(self, alias: str, tables: Sequence[str]) -> str:
         """Return the identity of the database, read along with :meth:`of`; empty if it is not known. May wait."""
-        if alias not in self._identified:
-            self._identified.add(alias)
-            self.forget()
-        self.of(alias, tables)
-        return self._copies.get(alias, _NO_COPY)[2]
+        self._identified.add(alias)
+        return self._copy(alias, tables)[2] or ""
 
-    def _read(self, alias: str, tables: Sequence[str]) -> None:
-        copies = self._copies  # what is forgotten meanwhile stays so: this read may lack the identity
-        names, identity = sorted({*tables, *copies.get(alias, _NO_COPY)[1]}), ""
+    def _kept(self, alias: str, tables: Sequence[str], ahead: float = 0.0) -> Copy | None:
+        """Return the copy; ``None`` if it is old, or lacks one of the ``tables`` or the identity."""
+        until, found, identity = copy = self._copies.get(alias, _NO_COPY)
+        left = until - self.clock() - ahead  # more than it can be if the clock went back
+        lacks = (identity is None and alias in self._identified) or any(table not in found for table in tables)
+        return copy if 0 < left <= SECONDS and not lacks else None
+
+    def _copy(self, alias: str, tables: Sequence[str]) -> Copy:
+        """Return the copy, read again if it has to be; what is returned stays whole if another thread forgets it."""
+        if (kept := self._kept(alias, tables)) is not None:
+            return kept
+        if not self._lock.acquire(timeout=CONNECT_SECONDS + READ_SECONDS):
+            return _NO_COPY
+        try:  # another thread may have read it meanwhile
+            return self._kept(alias, tables) or self._read(alias, tables)
+        finally:
+            self._lock.release()
+
+    def _read(self, alias: str, tables: Sequence[str]) -> Copy:
+        copies = self._copies  # a read that is under way while it is forgotten is not kept
+        names = sorted({*tables, *copies.get(alias, _NO_COPY)[1]})
+        identity = "" if alias in self._identified else None
         try:
             with closing(DatabaseConnection(alias)) as connection:
                 rows, _ = connection.execute(SQL, [names])
-                identity = connection.identify() if alias in self._identified else ""
+                if identity is not None:
+                    identity = connection.identify()
             until = self.clock() + SECONDS
         except Exception as error:
             log_once.error(error, "bloomguard cannot read which schemas have a table, so requests pass")
@@ -142,7 +152,9 @@ class Schemas:
         found: dict[str, dict[str, int]] = {name: {} for name in names}
         for table, schema, oid in rows:
             found[table][schema] = oid
-        copies[alias] = until, dict(found), identity
+        copy: Copy = until, dict(found), identity
+        copies[alias] = copy
+        return copy
 
 
 schemas = Schemas()

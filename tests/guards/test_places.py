@@ -157,13 +157,12 @@ def test_a_copy_from_the_future_is_not_used(tenants, clock):
 def test_a_read_that_is_under_way_is_not_kept_without_the_identity(tenants, monkeypatch):
     """A filter would be bound to no database, if its build is the first that asks which one it is."""
     own, identities, close = places.Schemas(), [], DatabaseConnection.close
-    copies = own._copies
     asking = threading.Thread(target=lambda: identities.append(own.identity("postgresql", ["shop_product"])))
 
     def ask_and_close(connection):
         if asking.ident is None:
             asking.start()
-            while own._copies is copies:
+            while "postgresql" not in own._identified:
                 time.sleep(0.001)  # until it waits for this read
         close(connection)
 
@@ -173,6 +172,27 @@ def test_a_read_that_is_under_way_is_not_kept_without_the_identity(tenants, monk
 
     with closing(DatabaseConnection("postgresql")) as other:
         assert identities == [other.identify()] != [""]
+
+
+def test_a_copy_that_is_forgotten_meanwhile_is_still_an_answer(tenants, monkeypatch):
+    """Else a rebuild would find no table, no tenant or no identity, because another thread ends a migration."""
+    own, close = places.Schemas(), DatabaseConnection.close
+    monkeypatch.setattr(DatabaseConnection, "close", lambda connection: (own.forget(), close(connection)))
+
+    assert own.of("postgresql", ["shop_product"]) != [{}]
+    with closing(DatabaseConnection("postgresql")) as other:
+        assert own.identity("postgresql", ["shop_product"]) == other.identify() != ""
+    assert own.is_due("postgresql", ["shop_product"])
+
+
+def test_a_copy_without_the_identity_is_not_one_with_an_unknown_identity(tenants):
+    """Of two threads that ask first, one may see the other's question before that has dropped the copy."""
+    own = places.Schemas()
+    own.of("postgresql", ["shop_product"])
+    own._identified.add("postgresql")
+
+    with closing(DatabaseConnection("postgresql")) as other:
+        assert own.identity("postgresql", ["shop_product"]) == other.identify() != ""
 
 
 def test_a_catalogue_that_cannot_be_read_says_nothing(tenants, clock, monkeypatch):

@@ -90,7 +90,7 @@ SECTIONS: dict[str, tuple[list[Any], Callable[[], object]]] = {
         [NegativeCache.is_worth_asking, NegativeCache.remember, NegativeCache._keep, NegativeCache.tidy],
         lambda: remember(b"the  one", b"theother"),
     ),
-    "schemas": ([Schemas.of, Schemas._read], ask_first),
+    "schemas": ([Schemas._copy, Schemas._read], ask_first),
     "definitions": ([Definitions.changed, Definitions.are_changing, Definitions._advance], change_definitions),
     "flights": ([_Call.join, _Call.land], load),
     "counts": ([type(counts).read], counts.read),
