@@ -23,6 +23,8 @@ from .exceptions import ConfigurationError
 
 DEFAULT_STORES: dict[str, dict[str, Any]] = {"default": {"BACKEND": "bloomguard.stores.file.FileStore"}}
 KNOWN = {"ENABLED", "STORES"}
+#: Names in one message.
+MOST_LISTED = 10
 #: Where messages send their readers, who may have no clone.
 PAGES = "https://github.com/bloomguard/bloomguard/blob/main/docs/"
 
@@ -34,7 +36,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f"Did you mean {spelt[near[0]]!r}?" if near else ""
 
 
-def listed(names: Sequence[str], most: int = 10) -> str:
+def listed(names: Sequence[str], most: int = MOST_LISTED) -> str:
     """Return ``names`` with commas; of more than ``most``, the first and the number of the others."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")

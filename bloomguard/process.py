@@ -30,12 +30,26 @@ pid = os.getpid()
 _noticing = threading.RLock()
 
 
-def after_fork(method: Callable[[], Any]) -> None:
-    """Call ``method`` in every child that is forked from now on: a bound one, as long as its object lives."""
-    if hasattr(method, "__func__"):
-        _append(method.__self__, method.__func__)  # type: ignore[attr-defined]
+# The clock goes back in a container that another host restores from a checkpoint. What a process knows is then of
+# unknown age, and a wait that has begun would take hours.
+
+
+def is_within(duration: float, since: float, now: float) -> bool:
+    """Return whether less than ``duration`` seconds have passed since ``since``; not if the clock went back."""
+    return 0.0 <= now - since < duration
+
+
+def seconds_left(duration: float, since: float, now: float) -> float:
+    """Return how long to wait until ``duration`` seconds have passed since ``since``: all if the clock went back."""
+    return max(0.0, duration - (now - since)) if now >= since else duration
+
+
+def after_fork(call: Callable[[], Any]) -> None:
+    """Call a function in every child that is forked from now on; a bound method as long as its object lives."""
+    if hasattr(call, "__func__"):
+        _append(call.__self__, call.__func__)  # type: ignore[attr-defined]
     else:
-        _append(sys.modules[__name__], lambda _: method())
+        _append(sys.modules[__name__], lambda _: call())
 
 
 def own_lock(owner: object, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""A forked child resets every object that asked for it; what goes wrong at every request is logged once."""
+"""A forked child resets every object that asked for it; what goes wrong at every request is logged once; its clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import pytest
+
 from bloomguard import process
-from bloomguard.process import LogOnce
+from bloomguard.process import LogOnce, is_within, seconds_left
+
+
+@pytest.mark.parametrize(
+    ("now", "is_there", "left"),
+    [(100, True, 2), (101, True, 1), (102, False, 0), (9_000, False, 0), (99, False, 2), (-9_000, False, 2)],
+)
+def test_what_was_known_before_a_clock_went_back_is_of_unknown_age(now, is_there, left):
+    """It counts as too old. A wait since then begins again, and takes no longer than it would have."""
+    assert is_within(2, 100, now) is is_there
+    assert seconds_left(2, 100, now) == left
 
 
 class Told:

@@ -121,7 +121,7 @@ def switch(guard: Guard, action: str, by: str) -> str:
     logger.warning("bloomguard: guard %s switched to %s by %s", guard.name, action, by)
     if action == SHADOW:
         return _("In shadow mode: requests pass, and verdicts are compared with responses.")
-    if not (state.active and state.is_answered_by(state.active)):  # it is fenced, or was never built
+    if not state.answers:  # it is fenced, or was never built
         return str(OPERATIONS[ENFORCE].consequence)
     return _("Enforcing: absent IDs are answered 404.")
 

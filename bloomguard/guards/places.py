@@ -270,7 +270,8 @@ class Place:
     def identity(self, alias: str) -> str:
         """Return, as the end of a ``source``, which database ``alias`` leads to now. May query.
 
-        Empty for that of the state rows, with which it is read. Of MySQL and MariaDB only the name is known.
+        Empty for the database of the state rows, which each read of them proves. Of MySQL and MariaDB only the name is
+        known.
         """
         if self._guard._runtime.active_filter.table.holds(alias):
             return ""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-from ..process import log_once, own_lock
+from ..process import is_within, log_once, own_lock
 from ..signals import false_negative_found, send
 from ..state.connection import DatabaseConnection
 from ..state.verdicts import ABSENT, CAUGHT, Decision
@@ -42,8 +42,8 @@ class SpotChecks:
         self._turn = own_lock(self, "_turn")
 
     def is_due(self, guard: Guard) -> bool:
-        """Return whether the last check was at least ``SECONDS`` ago, or the clock went back since."""
-        return not 0.0 <= guard._runtime.active_filter.table.clock() - self._last < SECONDS
+        """Return whether the last check was at least ``SECONDS`` ago."""
+        return not is_within(SECONDS, self._last, guard._runtime.active_filter.table.clock())
 
     def check(self, guard: Guard, value: Any) -> Decision:
         """Return ``CAUGHT`` if the row exists, else ``ABSENT``, also if the check fails. Never raises."""

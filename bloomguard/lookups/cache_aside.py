@@ -39,7 +39,7 @@ from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
-from ..process import log_once, own_lock, seconds
+from ..process import is_within, log_once, own_lock, seconds
 from ..state.transactions import has_begun
 from ..state.verdicts import Verdict
 from .misses import confirm_missing
@@ -241,7 +241,7 @@ async def _fetch(call: _Call) -> Any:
         return found
     arrived = seconds()
     deadline = arrived + 2 * call.patience
-    while (now := seconds()) < deadline:
+    while is_within(2 * call.patience, arrived, now := seconds()):
         flight, is_mine = call.join(now)
         if is_mine:
             shared = _MISSING
@@ -266,10 +266,10 @@ async def _fetch(call: _Call) -> Any:
 async def _load_for_all(call: _Call) -> Any:
     """Load, unless another process is loading: then wait up to ``patience`` for the value that it caches."""
     token, claim = secrets.token_hex(8), f"{call.key}:loading"
-    deadline, pause = seconds() + call.patience, _FIRST_PAUSE
+    began, pause = seconds(), _FIRST_PAUSE
     try:  # a task that is cancelled while it claims may have made the claim
         while not await call.ask("add", claim, token, call.patience, otherwise=True):
-            if seconds() >= deadline:
+            if not is_within(call.patience, began, seconds()):
                 return await call.load_and_cache()
             await call.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

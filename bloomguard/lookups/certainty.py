@@ -135,7 +135,7 @@ def _is_known(query: Query, lookup: RowLookup | None = None) -> bool:
 
 
 def _is_bounded(query: Query) -> bool:
-    """Return whether LIMIT and OFFSET fit 64 bits, and the query has no DISTINCT ON, and no order by ``extra()``."""
+    """Return whether LIMIT and OFFSET fit 64 bits, and the query has no DISTINCT ON or order by ``extra()``."""
     return not (
         query.distinct_fields  # PostgreSQL compares them with the order
         or query.extra_order_by

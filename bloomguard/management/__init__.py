@@ -207,13 +207,13 @@ def rate_in_words(kind: str, measured: float, promised: float) -> str:
     return f"error rate {measured * 100:.3g}% now, {promised * 100:.3g}% when full"
 
 
-def by_reason(errors: Iterable[tuple[Guard, Exception]]) -> str:
-    """Return a line for each reason, with the guards that it stopped: that of a server is often the reason of all."""
+def by_reason(errors: Iterable[tuple[Guard, Exception]]) -> list[str]:
+    """Return a line for each reason, with the guards that it stopped: a server that is down is the reason of all."""
     stopped: dict[str, list[str]] = {}
     for guard, error in errors:
         reason = str(error).removeprefix(f"{guard.name}: ")
         stopped.setdefault(reason, []).extend([guard.name] if reason != str(error) else [])
-    return "\n".join(f"{', '.join(names)}: {reason}" if names else reason for reason, names in stopped.items())
+    return [f"{', '.join(names)}: {reason}" if names else reason for reason, names in stopped.items()]
 
 
 def named(figures: Any) -> dict[str, Any]:

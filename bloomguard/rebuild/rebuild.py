@@ -25,6 +25,7 @@ from django.utils import timezone
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import Layout
 from ..guards import Guard
+from ..process import is_within
 from ..signals import generation_published, send
 from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
@@ -72,7 +73,7 @@ class Rebuild:
         self._names_before: Sequence[str] = ()
         self._expected_rows = 0
         self._checks: list[PublishCheck] = []
-        #: The state row as it was then; since :meth:`announce`, the one that names the generation, or it is published.
+        #: The state row as it was then; since :meth:`announce` and since the publication, as that has left it.
         self._row = State(guard.name)
         self._last_heartbeat, self._seconds = clock(), 0.0
         self.published = self.is_retired = self._is_lost = False
@@ -290,13 +291,8 @@ class Rebuild:
         return standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self) -> None:
-        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises.
-
-        After the publication, retire as soon as that may be: the others of the run may take hours.
-        """
-        if self.published and self._clock() >= self._retires_at:
-            self._retires_at, self.is_retired = float("inf"), self.retire(self._row)
-        if self.is_building and self._clock() - self._last_heartbeat >= _HEARTBEAT_SECONDS:
+        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
+        if self.is_building and not is_within(_HEARTBEAT_SECONDS, self._last_heartbeat, self._clock()):
             self._last_heartbeat = self._clock()
             try:
                 self._is_lost = not self.table.heartbeat(self._row)
@@ -307,6 +303,8 @@ class Rebuild:
         """Renew those of this run. Raises :class:`RebuildError` if this build can be published no more."""
         for one in self.companions:
             one.heartbeat()
+            if one._clock() >= one._retires_at:  # at once: this build may take hours
+                one._retires_at, one.is_retired = float("inf"), one.retire(one._row)
         if self._is_lost:
             raise superseded(self.table, self.guard.name)
 

@@ -133,7 +133,7 @@ class Verification:
     def _open_active(self) -> Generation | None:
         active = self.guard._runtime.active_filter
         state = active.table.current(self.guard.name)
-        if not state.active or not state.is_answered_by(state.active):
+        if not state.answers:
             return None
         if locate_store(state.identity, active.store.patient) is None:
             return None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..conf import settings
 from ..exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from ..filters import CorruptFilter, FilterError, KeyHash
-from ..process import LogOnce, after_fork, own_lock
+from ..process import LogOnce, after_fork, is_within, own_lock
 from ..stores import Generation, Store, stores, turn
 from . import table as states
 from .negative_cache import NegativeCache
@@ -34,8 +34,8 @@ logger = logging.getLogger("bloomguard")
 _NO_CHANGE = (0, "")
 #: Seconds until a generation is opened again after a file or a permission was missing.
 _REOPEN_SECONDS = 10.0
-#: Until when a generation is not opened again, and why.
-_NOT_REFUSED = (0.0, "")
+#: Since when, and for how long, a generation is not opened again, and why.
+_NOT_REFUSED = (0.0, 0.0, "")
 
 
 class ActiveFilter:
@@ -65,7 +65,7 @@ class ActiveFilter:
         self.last_check: tuple[str, Callable[[bytes], bool]] | None = None
         self._change = _NO_CHANGE  # of the row for which the next two dicts were last tidied
         self._opened: dict[str, Generation] = {}
-        self._refused: dict[str, tuple[float, str]] = {}
+        self._refused: dict[str, tuple[float, float, str]] = {}
         self._failure = ""  # of the last add, for `why_not_added`
         self._none_found_at, self._none_found = float("-inf"), COLD  # see :meth:`_why_no_generation`
         #: The false positives that this process has found.
@@ -215,8 +215,7 @@ class ActiveFilter:
 
     def _none_found_lately(self) -> Decision | None:
         """Return what :meth:`_why_no_generation` found less than a lease ago; ``None`` if it has to look again."""
-        # Not after a clock that went back: it would not look for hours.
-        return self._none_found if 0.0 <= self.table.clock() - self._none_found_at < LEASE_SECONDS else None
+        return self._none_found if is_within(LEASE_SECONDS, self._none_found_at, self.table.clock()) else None
 
     def _decide(self, state: State, keys: Sequence[bytes]) -> list[Decision]:
         try:
@@ -250,8 +249,11 @@ class ActiveFilter:
             return self._log_elsewhere(state)
         if self._change != state.change:
             return None
-        is_refused = self._refused.get(state.active, _NOT_REFUSED)[0] > self.table.clock()
-        return UNTRUSTED if is_refused else self._opened.get(state.active)
+        return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
+
+    def _is_refused(self, name: str) -> bool:
+        since, duration, _ = self._refused.get(name, _NOT_REFUSED)
+        return is_within(duration, since, self.table.clock())
 
     def _log_elsewhere(self, state: State) -> Decision:
         """Log once that the row names another store or database, or this one before a restart."""
@@ -276,7 +278,7 @@ class ActiveFilter:
             first = name not in self._refused
             self._opened.pop(name, None)
             forever = isinstance(error, (CorruptFilter, UnknownGeneration))
-            self._refused[name] = self.table.clock() + (float("inf") if forever else _REOPEN_SECONDS), str(error)
+            self._refused[name] = self.table.clock(), float("inf") if forever else _REOPEN_SECONDS, str(error)
         if first:
             logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
@@ -288,8 +290,7 @@ class ActiveFilter:
             self._tidy(state)
         if (opened := self._opened.get(name)) is not None:
             return opened
-        is_refused = self._refused.get(name, _NOT_REFUSED)[0] > self.table.clock()
-        if is_refused or (store := locate_store(state.identity, self.store)) is None:
+        if self._is_refused(name) or (store := locate_store(state.identity, self.store)) is None:
             return None
         with turn(self._opening, "opening a filter"):
             generation = self._opened.get(name)
@@ -342,7 +343,7 @@ class ActiveFilter:
                     # A guard that discards keys adds each one: one that seems to be there may be a false positive.
                     generation.add(keys, once=not self._counted)
                     continue
-                self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[1]
+                self._failure = self._failure or self._refused.get(name, _NOT_REFUSED)[2]
             except (FilterError, StoreError) as error:
                 self._failure = str(error)
                 if isinstance(error, StoreUnavailable) or name != state.standby:

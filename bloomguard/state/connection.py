@@ -23,7 +23,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DEFAULT_DB_ALIAS
 
 from ..models import GuardState
-from ..process import after_fork, is_test_run, notice_fork, own_lock, seconds, start_thread
+from ..process import after_fork, is_test_run, is_within, notice_fork, own_lock, seconds, start_thread
 from .identity import NUMBER, SERVER, file_of, identity_of_file
 
 logger = logging.getLogger("bloomguard")
@@ -146,7 +146,7 @@ class StateConnection:
                 try:
                     return self._run(sql, parameters, seconds)
                 except (DatabaseError, InterfaceError) as error:
-                    if sqlstate_of(error.__cause__) in _CONFLICTS and self.clock() - began < seconds:
+                    if sqlstate_of(error.__cause__) in _CONFLICTS and is_within(seconds, began, self.clock()):
                         continue
                     if is_locked(error) or isinstance(error, IntegrityError):  # answers: the connection is sound
                         raise
@@ -193,7 +193,7 @@ class StateConnection:
         current = self._connection
         if current is not None and (
             any(current.settings_dict.get(name) != configured.get(name) for name in ("NAME", "HOST", "PORT"))
-            or self.clock() - self._used_at > IDLE_SECONDS
+            or not is_within(IDLE_SECONDS, self._used_at, self.clock())
             or self._file != file_of(current)
         ):
             self.close()

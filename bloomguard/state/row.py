@@ -1,6 +1,6 @@
 """The state rows as a process has read them: which generation answers, which ones get adds, which store has them.
 
-And what a process remembers of rows that are gone.
+Also the rows that are gone, as far as a process remembers them.
 """
 
 from __future__ import annotations
@@ -120,6 +120,11 @@ class State:
     def is_answered_by(self, generation: str) -> bool:
         """Return whether ``generation`` is the one that may answer ABSENT."""
         return self.active == generation and self.status == ARMED and self.is_ours
+
+    @property
+    def answers(self) -> bool:
+        """Whether it names a generation that may answer ABSENT."""
+        return bool(self.active) and self.is_answered_by(self.active)
 
     def may_forget(self, generation: str) -> bool:
         """Return whether keys of deleted rows may be discarded from ``generation``, or its false positives be cached.

@@ -19,7 +19,7 @@ from django.utils import timezone
 from django.utils.text import Truncator
 
 from ..models import GuardState
-from ..process import notice_fork, own_lock, seconds
+from ..process import notice_fork, own_lock, seconds, seconds_left
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
@@ -188,7 +188,7 @@ class StateTable:
         Also for a fence without an active generation: a loaded dump may have replaced a row that had one.
         """
         if state.status != ARMED:
-            wait = self._fence_read_at(state) + EXPIRY_SECONDS - self.clock()
+            wait = seconds_left(EXPIRY_SECONDS, self._fence_read_at(state), self.clock())
             if wait > 0:
                 self.sleep(wait)
                 self.renew()

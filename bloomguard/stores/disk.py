@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..exceptions import StoreError
-from ..process import seconds
+from ..process import is_within, seconds
 
 try:
     import fcntl as fcntl
@@ -90,11 +90,11 @@ def opened_private(path: Path, flags: int) -> Iterator[int]:
 
 def lock_file(fd: int, path: Path, how: int) -> None:
     """Take ``flock``; raises :class:`StoreError` after :data:`LOCK_SECONDS`: a stopped process may hold the lock."""
-    deadline, pause = seconds() + LOCK_SECONDS, 0.00002
+    began, pause = seconds(), 0.00002
     while True:
         with suppress(BlockingIOError):
             return fcntl.flock(fd, how | fcntl.LOCK_NB)
-        if seconds() > deadline:
+        if not is_within(LOCK_SECONDS, began, seconds()):
             raise StoreError(f"{path} has been locked for {LOCK_SECONDS:g} s; is a writing process stopped?")
         time.sleep(pause)
         pause = min(2 * pause, 0.001)

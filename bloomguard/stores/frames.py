@@ -270,7 +270,7 @@ class WriteLock:
                 fcntl.flock(self._fd, how | fcntl.LOCK_NB)
             except BlockingIOError:
                 disk.lock_file(self._fd, self._path, how)
-            if how == fcntl.LOCK_EX and (now := seconds()) - self._written_at >= disk.WRITABLE_SECONDS:
+            if how == fcntl.LOCK_EX and not 0.0 <= (now := seconds()) - self._written_at < disk.WRITABLE_SECONDS:
                 os.pwrite(self._fd, MAGIC[:1], 0)
                 self._written_at = now
         except BaseException as error:

@@ -22,6 +22,7 @@ from django.db.models import F
 from ..exceptions import ConfigurationError, StoreError
 from ..guards import Guard
 from ..models import GuardState
+from ..process import is_within, seconds_left
 from ..state import table as states
 from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
@@ -58,7 +59,7 @@ class PendingFence:
         after = self._after
         if after is not None and after == self.before and after.version:
             return
-        wait = self._since + EXPIRY_SECONDS - self.table.clock()
+        wait = seconds_left(EXPIRY_SECONDS, self._since, self.table.clock())
         if wait > 0:
             self.table.sleep(wait)
         if after is None or (after.status == FENCED and after.version > self.before.version):
@@ -94,7 +95,7 @@ class CommitFences:
     def after_commit(self) -> None:
         """Fence the guards if the COMMIT took so long that a build may have begun before it. Never raises."""
         table = states.table
-        if table.clock() - self._since >= IDLE_SECONDS:
+        if not is_within(IDLE_SECONDS, self._since, table.clock()):
             is_read = table.renew(after=table.clock())
             guards = {**self.find_more(), **self.reasons}
             fence_soon(guard for guard in guards if not is_read or table_of(guard).known(guard.name).takes_adds)
@@ -196,7 +197,7 @@ def fence(reasons: Mapping[Guard, str], using: str) -> list[Guard]:
             fenced.append(guard)
         for table, since in set_at.items():
             table.renew(after=since)  # a fence that was read before this wait needs no second one
-            table.sleep(max(0.0, since + EXPIRY_SECONDS - table.clock()))
+            table.sleep(seconds_left(EXPIRY_SECONDS, since, table.clock()))
             table.renew()
         for pending in committed:
             pending.finish()

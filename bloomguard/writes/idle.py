@@ -16,6 +16,7 @@ from django.db import DataError, Error, IntegrityError, ProgrammingError, connec
 
 from ..exceptions import StoreError
 from ..guards import Guard
+from ..process import is_within
 from ..state.row import FENCED
 from ..state.table import LEASE_SECONDS
 from ..state.transactions import has_begun, rolls_back_if_marked
@@ -86,14 +87,14 @@ def idle_since(guard: Guard, using: str) -> float | None:
         if state.status != FENCED:
             return since
         table.wait_for_fence(state)  # waits at most once; then read again
-        if table.clock() - since < LEASE_SECONDS:
+        if is_within(LEASE_SECONDS, since, table.clock()):
             return since
     return None
 
 
 def is_in_time(guard: Guard, since: float) -> bool:
     """Return whether a statement that began after ``since``, and has ended now, came before every scan."""
-    return table_of(guard).clock() - since < IDLE_SECONDS
+    return is_within(IDLE_SECONDS, since, table_of(guard).clock())
 
 
 def has_nothing_to_add_to(guard: Guard) -> bool:

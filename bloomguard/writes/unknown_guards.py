@@ -22,7 +22,7 @@ from django.db.models import Model
 from ..guards import Guard, registry
 from ..guards.registry import Plans
 from ..models import GuardState
-from ..process import after_fork
+from ..process import after_fork, is_within
 from ..state import table as states
 
 #: Why a guard is fenced: :func:`reason` begins with it.
@@ -89,7 +89,7 @@ def read_once() -> bool:
     """Read the state rows if this process never has, and has not just failed to; return whether it did. May wait."""
     global _failed
     table, (copy, failed_at) = states.table, _failed
-    if not is_complete or were_read() or (copy is table.copy and table.clock() - failed_at < AGAIN_SECONDS):
+    if not is_complete or were_read() or (copy is table.copy and is_within(AGAIN_SECONDS, failed_at, table.clock())):
         return False
     if not table.renew(after=_forked_at):
         _failed = table.copy, table.clock()

@@ -250,7 +250,7 @@ def test_the_reminder_of_a_first_build_names_ten_guards():
 
     said = command.stderr.getvalue()
     assert "guard-8, guard-9 and 290 more: the first filter." in said
-    assert said.endswith(" guard-8 guard-9 ... again\n")
+    assert said.endswith("then run rebuild_filter again\n")
 
 
 def test_one_reason_of_many_guards_is_one_line(monkeypatch):

@@ -52,3 +52,25 @@ def test_a_link_that_a_map_uses_stays_open(redis_clock):
         ask()
 
     assert closed == []
+
+
+def test_what_a_cluster_was_before_a_clock_went_back_is_asked_again(redis_clock):
+    """For an hour it would be trusted as it was, whatever has happened to it."""
+
+    class Link:
+        def __init__(self, address):
+            self.address = address
+
+        def send(self, commands):
+            asked.append(commands)
+            return Call(self, commands)
+
+    asked = []
+    cluster = ClusterLink([("one", 7_001)], Link)
+    cluster.identity()
+    before = len(asked)
+    cluster.identity()
+    assert len(asked) == before
+    redis_clock.now -= 3_600
+    cluster.identity()
+    assert len(asked) > before

@@ -278,6 +278,15 @@ def test_a_lock_is_that_of_the_file_itself(files, monkeypatch):
         mine.add([key(1)])
 
 
+def test_nobody_waits_for_a_lock_until_a_clock_that_went_back_is_where_it_was(files, monkeypatch):
+    made = files.create("city", "a", make_layout())
+    mine = FileStore("default", path=files.path).open("city", "a", find)
+    with made._locked(True):
+        monkeypatch.setattr("bloomguard.stores.disk.seconds", iter([1_000.0, 10.0]).__next__)
+        with pytest.raises(StoreError, match="has been locked"):
+            mine.add([key(1)])
+
+
 def test_a_child_does_not_lock_a_file_that_has_taken_the_name(files):
     """It opens the file again by its path: a lock on another one would exclude no writer of the mapped one."""
     made = files.create("city", "a", make_layout())

@@ -147,7 +147,8 @@ def test_a_thread_does_not_write_in_the_middle_of_its_own_write(place):
     assert made.might_contain(key(1))
 
 
-def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
+@pytest.mark.parametrize("step", [disk.WRITABLE_SECONDS, -900], ids=["later", "after the clock went back"])
+def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch, step):
     """After an error ext4 is read-only, but mapped files still take bits in memory, which are lost when it is repaired
     and mounted again, without a reboot. Other file systems kill whoever writes to a mapped file (SIGBUS)."""
     made, now = files.create("city", "a", make_layout()), [seconds()]
@@ -160,7 +161,7 @@ def test_a_disk_that_takes_no_more_writes_takes_no_add(files, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
-        now[0] += disk.WRITABLE_SECONDS
+        now[0] += step
         for keys in ([key(2)], list(map(key, range(100, 200))), list(map(key, range(1_000, 9_000)))):
             with pytest.raises(StoreError, match="Read-only"):
                 made.add(keys)

@@ -219,8 +219,11 @@ def test_a_commit_by_hand_that_takes_longer_fences_afterwards(site, rebuild, is_
     assert Product.objects.filter(pk=7).exists()
 
 
+@pytest.mark.parametrize("took", [1.2, -900], ids=["long", "by a clock that went back"])
 @pytest.mark.parametrize("is_armed", [True, False], ids=["armed", "idle"])
-def test_a_build_that_begins_while_the_commit_waits_for_its_fence_is_ended(site, rebuild, clock, monkeypatch, is_armed):
+def test_a_build_that_begins_while_the_commit_waits_for_its_fence_is_ended(
+    site, rebuild, clock, monkeypatch, is_armed, took
+):
     """A receiver of `guard_fenced` may begin it at once. It waits for nothing that the COMMIT has yet to write."""
     if is_armed:
         rebuild()
@@ -233,7 +236,7 @@ def test_a_build_that_begins_while_the_commit_waits_for_its_fence_is_ended(site,
         sleep(seconds)
 
     def slow():
-        clock.now += 1.2
+        clock.now += took
         commit()
 
     monkeypatch.setattr(connection, "_commit", slow)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 @pytest.fixture
 def late(each_database, fresh, clock, monkeypatch):
-    """``late()``: in this block a build begins before a statement reaches the database.
+    """``late()``: in this block a build begins before a statement reaches the database, which takes ``step`` seconds.
 
     After that the state rows cannot be changed if they are ``gone``, and the statement raises ``error``.
     """
@@ -31,14 +31,14 @@ def late(each_database, fresh, clock, monkeypatch):
         raise DatabaseError("the database is gone")
 
     @contextmanager
-    def late(error=None, gone=False):
+    def late(error=None, gone=False, step=10):
         with monkeypatch.context() as patches:
 
             def hold_up(execute, sql, params, many, context):
                 if "shop_product" not in sql or state.table.current("product").building:
                     return execute(sql, params, many, context)
                 assert state.table.swap(state.table.current("product"), building="another") is not None
-                clock.now += 10
+                clock.now += step
                 found = execute(sql, params, many, context)
                 if gone:
                     patches.setattr(state.StateTable, "fence", refuse)
@@ -93,6 +93,31 @@ def test_what_is_saved_without_add_and_fence_is_fenced_as_soon_as_possible(late,
     assert not building()
     assert state.table.lease("product").status == FENCED
     assert state.table.overdue == {}
+
+
+@each_write
+@pytest.mark.parametrize("step", [10, -900], ids=["long", "by a clock that went back"])
+def test_what_is_saved_too_late_is_added_or_fenced(late, write, step):
+    """Nobody knows how long a statement took by a clock that went back."""
+    with late(step=step):
+        write()
+
+    assert is_there()
+    assert not building()
+    assert state.table.current("product").status == FENCED
+
+
+def test_a_write_waits_no_longer_for_its_fence_if_the_clock_goes_back(each_database, fresh, clock, monkeypatch):
+    """Two seconds, and not until the clock is where it was."""
+    slept = []
+    monkeypatch.setattr(state.table, "sleep", slept.append)
+    pending = fencing.PendingFence(state.table, "product", state.table.current("product"), "for a test")
+    pending.note_commit()
+    pending._after = None  # it could not be read
+    clock.now -= 3_600
+    pending.finish()
+
+    assert slept == [state.EXPIRY_SECONDS]
 
 
 @each_write

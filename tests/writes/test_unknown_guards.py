@@ -308,6 +308,21 @@ def test_a_read_that_failed_does_not_count_for_a_process_that_starts_anew(armed,
     assert row().status == FENCED
 
 
+def test_a_read_that_failed_is_tried_again_after_a_clock_went_back(armed, clock, monkeypatch):
+    """Else no write would be compared with the state rows until it is where it was."""
+    with alone():
+        with monkeypatch.context() as patch:
+            patch.setattr(state.StateTable, "renew", lambda self, after: False)
+            state.table.forget()
+            Product.objects.create(name="new")
+            Product.objects.create(name="newer")
+        assert row().status == ARMED
+        clock.now -= 900
+        Product.objects.create(name="newest")
+
+    assert row().status == FENCED
+
+
 @pytest.mark.parametrize("has_guards", [False, True])
 def test_a_process_that_has_nothing_to_follow_keeps_no_connection(each_database, fresh, clock, has_guards):
     """It wrote to a database whose file may be moved, and has no guard or no filter."""

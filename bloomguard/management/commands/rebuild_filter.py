@@ -10,7 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 
-from ...conf import listed
+from ...conf import MOST_LISTED, listed
 from ...exceptions import BuilderBusy, ConfigurationError, RebuildError
 from ...guards import Guard
 from ...models import GuardState
@@ -75,19 +75,9 @@ class Command(GuardsCommand):
         )
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
-        wrong = ""
-        if options["max_age"] is not None:
-            if options["dry_run"] or options["roll_back"]:
-                wrong = "--max-age rebuilds what is older: it excludes --dry-run and --roll-back"
-            options["if_needed"] = True
-        if options["from_store"] is not None and (options["roll_back"] or options["if_needed"]):
-            wrong = "--from-store copies filters: it excludes --roll-back, --if-needed and --max-age"
-        if options["keep_standby"] and (options["roll_back"] or options["from_store"] is not None):
-            wrong = "--keep-standby keeps what a rebuild replaces: it excludes --roll-back and --from-store"
-        if options["roll_back"] and not options["names"]:
-            wrong = "--roll-back returns to the previous filters: name the guards"
-        if wrong:
+        if wrong := _wrong_usage(options):
             raise CommandError(wrong, returncode=EX_USAGE)
+        options["if_needed"] = options["if_needed"] or options["max_age"] is not None
         if not options["dry_run"]:
             refuse_unmigrated()
         modes = {"dry_run": self._plan, "roll_back": self._roll_back, "if_needed": self._build_needed}
@@ -102,7 +92,7 @@ class Command(GuardsCommand):
             self.stdout.write(json.dumps({"guards": shown}))
         if errors:
             busy = all(isinstance(error, BuilderBusy) for _, error in errors)
-            raise CommandError(by_reason(errors), returncode=EX_TEMPFAIL if busy else 1) from errors[0][1]
+            raise CommandError("\n".join(by_reason(errors)), returncode=EX_TEMPFAIL if busy else 1) from errors[0][1]
 
     def _plan(self, guards: Sequence[Guard], options: dict[str, Any]) -> Figures:
         figures: Figures = []
@@ -190,9 +180,24 @@ class Command(GuardsCommand):
                 if guard.name not in built and not guard._runtime.is_shadow:
                     first.append(guard.name)
         if first:
+            named = "".join(f" {name}" for name in first) if len(first) <= MOST_LISTED else ""
             self.stderr.write(
                 f"{listed(first)}: the first filter. Rows that a process without the guard writes are not in it, "
-                "and would be answered 404. If such a process still runs, stop it, then run rebuild_filter "
-                f"{' '.join(first[:10])}{' ...' * (len(first) > 10)} again",
+                "and would be answered 404. If such a process still runs, stop it, then run rebuild_filter"
+                f"{named} again",
                 self.style.WARNING,
             )
+
+
+def _wrong_usage(options: dict[str, Any]) -> str:
+    """Return which options contradict each other, or what one of them lacks; empty if nothing is wrong."""
+    if options["max_age"] is not None and (options["dry_run"] or options["roll_back"]):
+        return "--max-age rebuilds what is older: it excludes --dry-run and --roll-back"
+    copies, needed = options["from_store"] is not None, options["if_needed"] or options["max_age"] is not None
+    if copies and (options["roll_back"] or needed):
+        return "--from-store copies filters: it excludes --roll-back, --if-needed and --max-age"
+    if options["keep_standby"] and (options["roll_back"] or copies):
+        return "--keep-standby keeps what a rebuild replaces: it excludes --roll-back and --from-store"
+    if options["roll_back"] and not options["names"]:
+        return "--roll-back returns to the previous filters: name the guards"
+    return ""

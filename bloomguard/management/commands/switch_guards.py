@@ -39,7 +39,7 @@ class Command(GuardsCommand):
                 with translation.override(None):
                     outcome = switch(guard, action, f"{_user()} with switch_guards")
                 state = table_of(guard).current(guard.name)
-                if action == ENFORCE and not (state.active and state.is_answered_by(state.active)):
+                if action == ENFORCE and not state.answers:
                     outcome = f"It answers nothing before rebuild_filter {guard.name}."
                 elif action == FENCE:
                     outcome = f"Fenced: requests pass until rebuild_filter {guard.name}, without --if-needed."

@@ -63,7 +63,7 @@ class Command(GuardsCommand):
             problems.append("nothing was verified, because no filter answers: run rebuild_filter")
         if errors or problems:
             cause = errors[0][1] if errors else None
-            raise CommandError("\n".join([*by_reason(errors).splitlines(), *problems])) from cause
+            raise CommandError("\n".join([*by_reason(errors), *problems])) from cause
 
 
 def _summary(findings: Findings, rows: str) -> str:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 
 from ...exceptions import StoreError, StoreUnavailable
+from ...process import is_within
 from . import commands
 from .commands import PROVED_SECONDS, Command
 from .connection import Call, Link
@@ -131,7 +132,7 @@ class ClusterLink:
         if kept is not None:
             return kept
         known = self._latest  # read once: another thread may replace it meanwhile
-        if known is None or not 0.0 <= commands.clock() - known[0] < PROVED_SECONDS:
+        if known is None or not is_within(PROVED_SECONDS, known[0], commands.clock()):
             asked = commands.clock()
             known = self._latest = asked, self._read()
         latest = known[1]

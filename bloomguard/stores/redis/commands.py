@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import redis
 
 from ...exceptions import StoreError, StoreUnavailable
-from ...process import own_lock, seconds
+from ...process import is_within, own_lock, seconds
 
 #: A command's words, or the command encoded in the Redis protocol.
 Words = tuple[Any, ...] | bytes
@@ -74,8 +74,8 @@ class ServerId(NamedTuple):
     at: float
 
     def is_old(self) -> bool:
-        """Return whether the server has to be queried again: after a while, or a clock that went back."""
-        return not 0.0 <= clock() - self.at < PROVED_SECONDS
+        """Return whether the server has to be queried again."""
+        return not is_within(PROVED_SECONDS, self.at, clock())
 
 
 class Breaker:
