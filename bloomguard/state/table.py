@@ -150,6 +150,8 @@ class StateTable:
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
         now = self.clock()
+        if self.copy.read_at > now:
+            self._restart_clock()
         read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:

@@ -726,6 +726,22 @@ def test_a_builder_beats_now_and_then(built, clock, monkeypatch):
     assert [beat - began for beat in beats] == [10.0 * number for number in range(1, 11)]
 
 
+def test_a_builder_beats_on_after_the_clock_went_back(built, clock, monkeypatch):
+    """Not only when the clock is where it was: others would take the builder for dead."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 1)
+    beats = []
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not beats.append(clock.now))
+    steps = iter([-900, *[1] * 200])
+
+    def progress(done, total):
+        clock.now += next(steps)
+
+    began = clock.now
+    Rebuild(registry["product"], progress=progress, sleep=lambda seconds: None, clock=clock).run()
+
+    assert [beat - began + 900 for beat in beats] == [10.0 * number for number in range(10)]
+
+
 def test_a_builder_beats_while_it_looks_for_reasons_to_refuse(built, clock, monkeypatch):
     """There may be thousands of tenants to look at between the announcement and the scan."""
     seen, look = [], refusals.declaration_refusals

@@ -1,6 +1,7 @@
 """What befalls hosts and the database besides: a host sleeps, a connection ends at a standby, a dump is loaded.
 
-Drawn apart from everything else, and in a third of the schedules alone, so that the others stay what they were.
+Drawn apart from everything else, and in a third of the schedules alone, so that the others stay what they were. What
+later was added to them, a clock that goes back, is drawn apart from these, in a tenth.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Mishaps:
         self.rng = Random(f"mishaps of {seed}")
         kinds = [self.suspend, self.lag, self.load]
         self.kinds = [kind for kind in kinds if self.rng.random() < 0.6] if self.rng.random() < 0.34 else []
+        self._checkpoints = Random(f"checkpoints of {seed}")
+        if self._checkpoints.random() < 0.1:
+            self.kinds.append(self.restore_elsewhere)
         self.dump = read_row("default")
 
     def wall(self) -> datetime:
@@ -48,6 +52,15 @@ class Mishaps:
         process.asleep_until = self.world.scheduler.now + seconds
         process.slept += seconds
         self.world.scheduler.note("puts", process.host, "to sleep for", seconds)
+
+    def restore_elsewhere(self) -> None:
+        """Another host goes on with a process from a checkpoint, at once or later; it was started after this one."""
+        rng = self._checkpoints
+        process = self.world.processes[rng.choice(sorted(self.world.processes))]
+        process.asleep_until = self.world.scheduler.now + rng.choice([0, 0, rng.randrange(64)]) * TICK
+        process.offset -= 1_000.0
+        self.world.counts["restored elsewhere"] += 1
+        self.world.scheduler.note("restores", process.host, "on a host with another clock")
 
     def lag(self) -> None:
         """The standby catches up, or hosts find it in place of the primary, or no longer."""

@@ -16,7 +16,7 @@ from bloomguard.rebuild import Rebuild, rebuild
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.negative_cache import NegativeCache
 from bloomguard.state.row import Copy, State
-from bloomguard.state.table import StateTable
+from bloomguard.state.table import LEASE_SECONDS, StateTable
 from bloomguard.writes import fencing, idle, state_rows
 
 from . import agents
@@ -69,7 +69,7 @@ def mutated(name: str | None) -> Iterator[None]:
 # -- the lease
 
 
-@mutant(9)
+@mutant(3)
 def no_lease_on_reading() -> Patches:
     """Readers and writers go by their copy of the row, however old."""
 
@@ -79,7 +79,7 @@ def no_lease_on_reading() -> Patches:
     return [patch.object(StateTable, "lease", lease)]
 
 
-@mutant(34)
+@mutant(81)
 def lease_from_the_answer() -> Patches:
     """The lease counts from when the row arrived, not from when it was asked for."""
 
@@ -104,13 +104,26 @@ def clock_that_sleeps_with_its_host() -> Patches:
     return [patch.object(Process, "clock", lambda self: real(self) - self.slept)]
 
 
-@mutant(31)
+@mutant(1)
+def lease_of_another_clock() -> Patches:
+    """After a clock went back, a copy of the row counts as read a moment ago."""
+
+    def lease(self: StateTable, name: str) -> Any:
+        return self.copy.rows.get(name) if self.clock() - self.copy.read_at < LEASE_SECONDS else None
+
+    return [
+        patch.object(StateTable, "lease", lease),
+        patch.object(StateTable, "_restart_clock", lambda self: None),
+    ]
+
+
+@mutant(5)
 def rows_of_a_standby() -> Patches:
     """Whoever answers is believed, however far it lags behind."""
     return [patch.object(SimulatedConnection, "is_standby", "0")]
 
 
-@mutant(306)
+@mutant(30)
 def dump_that_is_believed() -> Patches:
     """A state row that was loaded is as good as one that was written."""
     return [patch.object(state_rows, "_loaded", lambda *arguments, **options: None)]
@@ -119,7 +132,7 @@ def dump_that_is_believed() -> Patches:
 # -- the write
 
 
-@mutant(16)
+@mutant(11)
 def add_before_the_statement() -> Patches:
     """A key is added before its transaction holds a lock that a barrier waits for."""
 
@@ -131,7 +144,7 @@ def add_before_the_statement() -> Patches:
     return [patch.object(Process, "insert", insert)]
 
 
-@mutant(1)
+@mutant(3)
 def add_after_the_commit() -> Patches:
     """A key is added when its row can be seen already."""
 
@@ -151,7 +164,7 @@ def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     ]
 
 
-@mutant(3)
+@mutant(4)
 def add_to_the_active_alone() -> Patches:
     """Writers leave out the generation that is being built."""
     return _writes_only(lambda state: replace(state, standby="", building=""))
@@ -178,10 +191,16 @@ def every_add_counts() -> Patches:
 # -- the write while there is no filter
 
 
-@mutant(12)
+@mutant(0)
 def idle_statements_are_not_looked_at_again() -> Patches:
     """A statement that was sent as it is, because there was no filter, may take as long as it likes."""
     return [patch.object(idle, "is_in_time", lambda guard, since: True)]
+
+
+@mutant(619)
+def idle_statements_timed_by_another_clock() -> Patches:
+    """A statement during which the clock went back counts as a short one."""
+    return [patch.object(idle, "is_within", lambda duration, since, now: now - since < duration)]
 
 
 @mutant(3)
@@ -223,19 +242,19 @@ def _impatient(owner: Any, name: str) -> Patches:
     return [patch.object(owner, name, hurry), patch.object(Process, "sleep", wait)]
 
 
-@mutant(11)
+@mutant(25)
 def no_wait_after_the_fence() -> Patches:
     """The writer who fences commits at once."""
     return _impatient(fencing, "fence")
 
 
-@mutant(1)
+@mutant(5)
 def fence_of_others_not_heeded() -> Patches:
     """A writer who finds a fence of somebody else commits at once."""
     return _impatient(StateTable, "wait_for_fence")
 
 
-@mutant(259)
+@mutant(71)
 def fence_taken_for_a_former_one() -> Patches:
     """A process that has waited for a fence of the guard does not wait for the next one."""
 
@@ -257,7 +276,7 @@ def fence_that_failed_is_forgotten() -> Patches:
 # -- the store
 
 
-@mutant(38)
+@mutant(0)
 def identity_not_checked() -> Patches:
     """Any server is as good as any other."""
     return [
@@ -266,7 +285,7 @@ def identity_not_checked() -> Patches:
     ]
 
 
-@mutant(7)
+@mutant(47)
 def missing_is_empty() -> Patches:
     """A generation that a server does not have is an empty one, and an add creates it."""
     return [
@@ -289,7 +308,7 @@ def _hurried(hurries: Callable[[Rebuild], bool]) -> Patches:
     return [patch.object(Rebuild, "run", run)]
 
 
-@mutant(21)
+@mutant(14)
 def no_wait_of_writers_for_a_replaced_store() -> Patches:
     """The row names another store while some processes still answer from the one before. Looked for where stores are
     replaced."""
@@ -305,13 +324,13 @@ def no_wait_of_writers_for_a_replaced_store() -> Patches:
     ]
 
 
-@mutant(0)
+@mutant(1)
 def no_wait_after_the_announcement() -> Patches:
     """The scan begins before every writer knows of the new generation."""
     return _hurried(lambda one: one.is_building)
 
 
-@mutant(249)
+@mutant(55)
 def standby_dropped_at_once() -> Patches:
     """The former generation goes while some processes still answer from it."""
     return _hurried(lambda one: one.published)
@@ -323,7 +342,7 @@ def no_barrier() -> Patches:
     return [patch.object(rebuild, "wait_for_writers", lambda *arguments: None)]
 
 
-@mutant(3)
+@mutant(18)
 def publish_without_compare_and_set() -> Patches:
     """A builder publishes whatever happened to the row meanwhile."""
     real = StateTable.swap
@@ -337,7 +356,7 @@ def publish_without_compare_and_set() -> Patches:
     return [patch.object(StateTable, "swap", swap)]
 
 
-@mutant(1021)
+@mutant(86)
 def standby_kept_though_an_add_missed_it() -> Patches:
     """A roll-back returns to a generation that lacks what was written when it took no more keys.
 
@@ -359,20 +378,20 @@ def standby_kept_though_an_add_missed_it() -> Patches:
 # -- discards
 
 
-@mutant(393)
+@mutant(182)
 def discard_without_a_token() -> Patches:
     """A deleted row leaves whatever generation answers by then, whether it was ever added there or not."""
     real = ActiveFilter.discard
     return [patch.object(ActiveFilter, "discard", lambda self, keys, name: real(self, keys, self.active()))]
 
 
-@mutant(7)
+@mutant(46)
 def discard_by_every_deleter() -> Patches:
     """Of two that delete one row, both discard it."""
     return [patch.object(Process, "finds", lambda self, key: True)]
 
 
-@mutant(4)
+@mutant(9)
 def discard_before_the_commit() -> Patches:
     """A row whose deletion is rolled back has left the filter."""
 
@@ -398,7 +417,7 @@ def memory_without_the_recent_bits() -> Patches:
     return [patch.object(NegativeCache, "_is_recent", lambda self, name, key: False)]
 
 
-@mutant(15)
+@mutant(149)
 def adds_without_the_recent_bits() -> Patches:
     """A write adds its key to the filter alone."""
 
@@ -411,7 +430,7 @@ def adds_without_the_recent_bits() -> Patches:
     return [patch.object(Server, "add", add)]
 
 
-@mutant(10)
+@mutant(17)
 def a_counter_in_place_of_the_recent_bits() -> Patches:
     """What was found to be absent counts until the next add of its key: but the last one may not be committed yet."""
     before: WeakKeyDictionary[SimulatedStore, dict[tuple[str, bytes], int]] = WeakKeyDictionary()

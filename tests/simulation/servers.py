@@ -10,6 +10,7 @@ from typing import Any
 from bloomguard.exceptions import StoreError, StoreUnavailable, UnknownGeneration
 from bloomguard.filters import CorruptFilter, FilterError
 from bloomguard.filters.layout import Layout
+from bloomguard.process import is_within
 from bloomguard.stores import Generation, Store
 from bloomguard.stores.base import FindKeyHash
 
@@ -110,7 +111,7 @@ class SimulatedStore(Store):
         now = self._process.clock_now()
         if connection is None:
             connection = self._connections[key] = _Connection(server, server.identity, now)
-        elif now - connection.at >= PROVED_SECONDS:
+        elif not is_within(PROVED_SECONDS, connection.at, now):
             connection.identity, connection.at = server.identity, now
         try:
             reply: Any = action(server)
@@ -134,7 +135,7 @@ class SimulatedStore(Store):
     @property
     def identity(self) -> str:
         known, at = self._identity
-        if self._process.clock() - at >= PROVED_SECONDS:
+        if not is_within(PROVED_SECONDS, at, self._process.clock()):
             known = self.read(lambda server: server.identity)
         return known
 

@@ -102,7 +102,7 @@ class Process:
         self.asleep_until = self.slept = 0.0
         scheduler = world.scheduler
         self.pace = PACES[0] if world.swift else scheduler.rng.choice(PACES)
-        self._offset = float(world.scheduler.rng.randrange(-500, 500))
+        self.offset = float(world.scheduler.rng.randrange(-500, 500))
         self.store = SimulatedStore(self, world.network)
         self.table = StateTable(SimulatedConnection(world.database), self.clock)
         self.table.sleep = self.sleep
@@ -128,11 +128,11 @@ class Process:
         scheduler = self.world.scheduler
         if scheduler.random() < 0.04:
             scheduler.hop()
-        return scheduler.now + self._offset
+        return scheduler.now + self.offset
 
     def clock_now(self) -> float:
         """The same, looked at as part of something that nothing else comes between."""
-        return self.world.scheduler.now + self._offset
+        return self.world.scheduler.now + self.offset
 
     def wall(self) -> datetime:
         """The host's idea of the time of day, which steps at times."""

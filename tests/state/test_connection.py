@@ -230,6 +230,16 @@ def test_what_a_writer_reads_is_its_own(each_database):
     assert table.copy.read_at == float("-inf")
 
 
+def test_a_writer_reads_again_after_the_clock_went_back(each_database):
+    """What the process had read before is of unknown age, and does not count as newer than what the writer reads."""
+    table = StateTable(Counting(), Clock())
+    assert table.renewed("city").version == 0
+    table.clock.now -= 900
+
+    with table.within.reading_by(lambda: {"city": State("city", version=3)}):
+        assert table.renewed("city").version == 3
+
+
 @pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="this system has another clock that goes on")
 def test_leases_run_out_while_the_host_sleeps():
     """The clock of the leases counts the time that a laptop or a virtual machine was suspended.
@@ -271,3 +281,25 @@ def test_a_change_is_sent_again_if_another_one_was_first(each_database, level, m
     made.close()
 
     assert done == [1]
+
+
+@pytest.mark.parametrize(("took", "sent"), [(0.1, 3), (-900, 1)], ids=["in time", "by a clock that went back"])
+def test_how_long_it_is_sent_again(took, sent):
+    """Until the time limit; if nobody knows how much of that has passed, it ends."""
+    made = StateConnection(clock=Clock())
+    tries = []
+
+    def conflict(*arguments):
+        tries.append(arguments)
+        made.clock.now += took
+        if len(tries) < 3:
+            refused = OperationalError("could not serialize access")
+            refused.sqlstate = "40001"
+            raise OperationalError("could not serialize access") from refused
+        return [], 1
+
+    made._run = conflict
+    with pytest.raises(OperationalError) if sent == 1 else contextlib.nullcontext():
+        made.execute("UPDATE bloomguard_guardstate SET version = 2")
+
+    assert len(tries) == sent

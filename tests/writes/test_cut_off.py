@@ -195,6 +195,12 @@ def test_state_rows_that_the_search_path_hides_are_not_missing(short, limit, mov
     assert not Short.objects.filter(slug="new").exists()
 
 
+def set_search_path(connection, schema):
+    """By the driver's own cursor, whichever driver it is."""
+    with connection.connection.cursor() as cursor:
+        cursor.execute(f"SET search_path TO {schema}")
+
+
 @pytest.mark.usefixtures("on_postgresql")
 def test_a_session_whose_search_path_was_changed_does_not_lose_the_state_rows(short, limit, clock):
     """A pooler may give bloomguard the session in which another client has set it: the table is hidden, not gone."""
@@ -203,7 +209,7 @@ def test_a_session_whose_search_path_was_changed_does_not_lose_the_state_rows(sh
 
     def hide(connection: Any, **kwargs: Any) -> None:
         if hasattr(connection, "is_own"):
-            connection.connection.execute("SET search_path TO pg_catalog")
+            set_search_path(connection, "pg_catalog")
 
     connection_created.connect(hide)
     try:
@@ -222,7 +228,7 @@ def test_a_project_that_sets_its_search_path_may_write_before_its_migrate(short,
 
     def set_path(connection: Any, **kwargs: Any) -> None:
         if connection.vendor == "postgresql":
-            connection.connection.execute("SET search_path TO public")
+            set_search_path(connection, "public")
 
     state.table.connection.close()
     connection_created.connect(set_path)
