@@ -75,8 +75,8 @@ def wheel(session: nox.Session) -> None:
     for name in ("tests", "example_project", "docs", "bench"):
         shutil.rmtree(folder / name, ignore_errors=True)
         shutil.copytree(name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "db.sqlite3*", ".bloomguard"))
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile"):
-        shutil.copy(name, folder / name)
+    for path in ("pyproject.toml", "Makefile", *Path().glob("*.md")):
+        shutil.copy(path, folder)
     wheel = {"BLOOMGUARD_WHEEL": str(built.resolve())}
     session.chdir(folder)
     session.run(

@@ -179,7 +179,7 @@ def figure(file: str, name: str) -> float:
 
 def rows() -> dict[str, str]:
     """The table: what is waited for, and all that is said of it."""
-    page = (ROOT.parent / "docs" / "limits.md").read_text().split("\n## Waits\n")[1].split("\n## ")[0]
+    page = (Path(__file__).parents[2] / "docs" / "limits.md").read_text().split("\n## Waits\n")[1].split("\n## ")[0]
     found: dict[str, str] = {}
     for line in page.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split(" | ")]
