@@ -8,6 +8,7 @@ import pytest
 from django.db import DatabaseError, IntegrityError, OperationalError, connections, transaction
 
 from bloomguard.exceptions import StoreError
+from bloomguard.guards import registry
 from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.writes import consequences, fencing, statements
@@ -116,6 +117,29 @@ def test_a_write_waits_no_longer_for_its_fence_if_the_clock_goes_back(each_datab
     pending._after = None  # it could not be read
     clock.now -= 3_600
     pending.finish()
+
+    assert slept == [state.EXPIRY_SECONDS]
+
+
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+def test_who_fences_waits_no_longer_if_the_clock_goes_back(each_database, fresh, clock, monkeypatch):
+    """Here the fence is a statement of its own, and its time is taken before the rows are read again."""
+    assert state.table.swap(state.table.current("product"), building="one") is not None
+    clock.now += 10
+    slept, fence, renew = [], state.table.fence, state.table.renew
+
+    def go_back(**given):
+        clock.now -= 3_600
+        monkeypatch.setattr(state.table, "renew", renew)
+        return renew(**given)
+
+    def fence_first(*given):
+        fence(*given)
+        monkeypatch.setattr(state.table, "renew", go_back)
+
+    monkeypatch.setattr(state.table, "sleep", slept.append)
+    monkeypatch.setattr(state.table, "fence", fence_first)
+    fencing.fence({registry["product"]: "for a test"}, each_database)
 
     assert slept == [state.EXPIRY_SECONDS]
 
