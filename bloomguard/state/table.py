@@ -104,8 +104,7 @@ class StateTable:
             is_mine = self._lock.acquire(timeout=RENEWAL_PATIENCE)
             if not is_mine:
                 return False
-            if max(self.copy.read_at, self._failed_at) > self.clock():  # asked last: other threads read rows, too
-                self._restart_clock()
+            self._check_clock()
             now = self.clock()
             if self.copy.read_at > (now - LEASE_SECONDS if after is None else after) and not self.overdue:
                 return True
@@ -114,11 +113,13 @@ class StateTable:
             if is_mine or self._lock._is_owned():  # a time limit may have raised its exception in between
                 self._lock.release()
 
-    def _restart_clock(self) -> None:
-        """Drop all times: the clock went back, as that of a container that another host restores from a checkpoint."""
-        self.copy, self._failed_at = Copy(*NEVER), float("-inf")
-        self.fences.clear()
-        self._vanished.restart_clock()
+    def _check_clock(self) -> None:
+        """Drop all times if the clock went back, as in a container that another host restores from a checkpoint."""
+        known = max(self.copy.read_at, self.within.copy.read_at, self._failed_at)
+        if known > self.clock():  # asked last: other threads read rows, too
+            self.copy, self.within.copy, self._failed_at = Copy(*NEVER), NEVER, float("-inf")
+            self.fences.clear()
+            self._vanished.restart_clock()
 
     def _must_pause(self, now: float, after: float | None) -> bool:
         """Return whether the last read failed less than a lease ago: a database in trouble is not to be overloaded."""
@@ -149,9 +150,8 @@ class StateTable:
         return True
 
     def _renew_within(self, read: Callable[[], Rows], after: float | None) -> bool:
+        self._check_clock()
         now = self.clock()
-        if self.copy.read_at > now:
-            self._restart_clock()
         read_at = max(self.copy.read_at, self.within.copy.read_at)
         if read_at <= (now - LEASE_SECONDS if after is None else after):
             try:

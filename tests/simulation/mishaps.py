@@ -1,7 +1,7 @@
 """What befalls hosts and the database besides: a host sleeps, a connection ends at a standby, a dump is loaded.
 
-Drawn apart from everything else, and in a third of the schedules alone, so that the others stay what they were. What
-later was added to them, a clock that goes back, is drawn apart from these, in a tenth.
+Drawn apart from everything else, and in a third of the schedules alone, so that the others stay what they were. In a
+tenth, which is drawn apart too, clocks go back.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ class Mishaps:
         self.world.scheduler.note("puts", process.host, "to sleep for", seconds)
 
     def restore_elsewhere(self) -> None:
-        """Another host goes on with a process from a checkpoint, at once or later; it was started after this one."""
+        """A process goes on from a checkpoint, at once or later, on a host that was started after its own."""
         rng = self._checkpoints
         process = self.world.processes[rng.choice(sorted(self.world.processes))]
         process.asleep_until = self.world.scheduler.now + rng.choice([0, 0, rng.randrange(64)]) * TICK
         process.offset -= 1_000.0
         self.world.counts["restored elsewhere"] += 1
-        self.world.scheduler.note("restores", process.host, "on a host with another clock")
+        self.world.scheduler.note("restores", process.host, "on a host with an earlier clock")
 
     def lag(self) -> None:
         """The standby catches up, or hosts find it in place of the primary, or no longer."""

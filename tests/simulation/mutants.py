@@ -113,7 +113,7 @@ def lease_of_another_clock() -> Patches:
 
     return [
         patch.object(StateTable, "lease", lease),
-        patch.object(StateTable, "_restart_clock", lambda self: None),
+        patch.object(StateTable, "_check_clock", lambda self: None),
     ]
 
 
