@@ -2,7 +2,8 @@
 
 Check: MAYBE needs no proof, not even a current generation. ABSENT needs a valid lease on the state row, and the active
 generation of an armed guard, in the store that the row names, built from this database.
-Add: each key goes into every generation that the row names. The add counts only if the lease is still valid then.
+Add: each key goes into every generation that the row names. The add counts only if the lease is still valid then, or if
+the row, read again, names no other generation.
 """
 
 from __future__ import annotations
@@ -321,19 +322,19 @@ class ActiveFilter:
         """
         if not may_read:
             copy = self.table.lease(self.name)
-            return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby)
+            return copy is not None and copy.status == ARMED and self._add(copy, keys, drop_standby, may_read=False)
         self._failure, began = "", self.table.clock()
         for _ in range(2):
             state = self.table.renewed(self.name)
             if state is not None:
                 self.table.wait_for_fence(state)
-                if self._add(state, keys, drop_standby):
+                if self._add(state, keys, drop_standby, may_read=True):
                     self._failure = ""
                     return True
             self.table.renew(after=began)
         return False
 
-    def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool]) -> bool:
+    def _add(self, state: State, keys: RowKeys, drop_standby: Callable[[State], bool], *, may_read: bool) -> bool:
         opened = self._opened if state.change == self._change and state.is_ours else {}
         for name in state.generations:
             if state.status != ARMED and name != state.building:
@@ -351,9 +352,15 @@ class ActiveFilter:
             # A standby that is not kept yet is still used by processes that have not read the row since.
             if name != state.kept or not drop_standby(state):
                 return False
-        # The lease was valid when the adds began, and has to be valid now. Another thread may have renewed it.
-        now = self.table.lease(self.name)
+        # The lease was valid when the adds began, and one has to be valid now. Many keys take longer than a lease: then
+        # the rows are read again, and must name no generation that did not get them.
+        now = self.table.renewed(self.name) if may_read else self.table.lease(self.name)
         return now is not None and (now is state or now.is_covered_by(state))
+
+    def may_be_building(self) -> bool:
+        """Return whether a generation may be being built, whose scan may have read some of the rows."""
+        state = self.table.lease(self.name)
+        return state is None or bool(state.building)
 
     def active(self, using: str | None = None) -> str:
         """Return the generation in use, for :meth:`discard`; empty if none is, or if ``using`` may lose a delete."""

@@ -11,6 +11,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from queue import SimpleQueue
 from random import Random
 from typing import Any
@@ -25,7 +26,7 @@ from bloomguard.guards import Guard, spot_checks
 from bloomguard.guards.keys import OutOfRange, Unkeyable
 from bloomguard.lookups import guarded_lookups
 from bloomguard.models import GuardState
-from bloomguard.rebuild import Rebuild, locks, rebuild, roll_back_all, run_all, verify
+from bloomguard.rebuild import Rebuild, locks, rebuild, roll_back_all, run_all, source, verify
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
 from bloomguard.state.row import ARMED
@@ -40,7 +41,7 @@ from .actor import Hand, Outcome
 from .peer import Peer
 from .programs import Program, Step, nested
 from .rows import NUMBERS, value_of
-from .writes import own_table
+from .writes import MOVED, moved_table, own_table
 from .zoo import GUARDED, Guarded, register_all
 
 #: Every so many steps all rows of both databases are compared.
@@ -442,19 +443,25 @@ class Machine:
 
     def _build(self, chosen: Sequence[Guarded], draw: Random, writers: bool) -> None:
         guards = self.guards if draw.random() < 0.5 else self.others
-        steps = list(nested(draw, draw.randrange(6) if writers else 0))
+        steps = list(nested(draw, draw.randrange(12) if writers else 0))
         keep = draw.choice([0.0, 3600.0])
+        source.PAGE_ROWS = draw.choice([2, 5, 200_000])  # others write between the pages of a scan
+        scanned: list[Guarded] = []
         turns: SimpleQueue[Any] = SimpleQueue()
         go: SimpleQueue[Any] = SimpleQueue()
 
-        def pause(seconds: float) -> None:
+        def pause(seconds: float, one: Guarded | None = None) -> None:
+            scanned[:] = [one] if one else []
             turns.put(seconds)
             go.get()
+
+        def read(one: Guarded, done: int, total: int) -> None:
+            pause(0, one)
 
         def build() -> Any:
             try:
                 made = [
-                    Rebuild(guards[one.name], sleep=pause, keep_standby=keep, progress=lambda done, total: pause(0))
+                    Rebuild(guards[one.name], sleep=pause, keep_standby=keep, progress=partial(read, one))
                     for one in chosen
                 ]
                 return run_all(made, pause)
@@ -469,9 +476,9 @@ class Machine:
             while (seconds := turns.get()) is not None:
                 pauses += 1
                 self.clock.sleep(seconds)
-                for _ in range(draw.randrange(3)):
+                for _ in range(draw.choice([0, 0, 1, 1, 2])):
                     if steps:
-                        self._nested(steps.pop(0))
+                        self._nested(self._moving(scanned, draw) or steps.pop(0))
                 if self.vendor == "sqlite" or pauses >= 4:
                     self._finish_all(draw)
                 go.put(None)
@@ -485,6 +492,15 @@ class Machine:
             self.counts["not built" if isinstance(outcome, RebuildError) else "built"] += 1
             if self.explained is not None:
                 self.explained.append(f"    {type(outcome).__name__}: {outcome}")
+
+    def _moving(self, scanned: Sequence[Guarded], draw: Random) -> Step | None:
+        """A write, at times, that moves rows of the table whose pages are being read just now."""
+        if not any(one.model in MOVED for one in scanned) or draw.random() < 0.7:
+            return None
+        while True:
+            seed = draw.getrandbits(30)
+            if moved_table(seed) is scanned[0].model:
+                return int(draw.random() < 0.5), "move", seed
 
     def _nested(self, step: Step) -> None:
         if self.explained is not None:

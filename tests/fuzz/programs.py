@@ -13,6 +13,7 @@ WRITES = {
     "create": 8, "save": 7, "save_fields": 5, "copy": 3, "get_or_create": 4, "bulk_create": 8, "bulk_update": 4,
     "update": 9, "update_many": 6, "delete": 5, "delete_many": 4, "through": 6, "related": 5, "migration": 3,
     "fixture": 2, "asynchronous": 1, "several": 5, "kept_on": 3, "raw": 5, "known": 2,
+    "move": 3,
 }  # fmt: skip
 TRANSACTIONS = {"enter": 5, "leave": 9, "savepoint": 4, "by_hand": 5, "autocommit": 1.5, "finish": 1, "read": 1}
 OTHERS = {

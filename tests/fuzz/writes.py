@@ -61,6 +61,15 @@ def own_table(seed: int) -> type[Model]:
     return Random(seed).choice(OWN)
 
 
+#: Tables whose rows may move under a scan that goes by the primary key.
+MOVED: tuple[type[Model], ...] = (Tag, Article, Diary, Page, Price, Note)
+
+
+def moved_table(seed: int) -> type[Model]:
+    """What :meth:`Writes.move` writes by this seed."""
+    return Random(seed).choice(MOVED)
+
+
 class Writes:
     """Writes rows by numbers from ``first`` on. Each method does one thing, drawn from ``draw``, and tells what."""
 
@@ -242,6 +251,20 @@ class Writes:
         ]  # fmt: skip
         return draw.choice(changes)()
 
+    def move(self, draw: Random) -> Any:
+        """Rows that get another primary key, or what another row had, in one statement."""
+        model: type[Model] = draw.choice(MOVED)
+        pks = list(model._base_manager.order_by("pk").values_list("pk", flat=True))
+        if not pks:
+            return None
+        one, other = pks[0], pks[-1]
+        if model in (Article, Note) and draw.random() < 0.7:
+            name = "topic" if model is Article else "about"
+            values = dict(model._base_manager.filter(pk__in=[one, other]).values_list("pk", f"{name}_id"))
+            whens = [When(pk=pk, then=Value(values[mine])) for pk, mine in [(one, other), (other, one)]]
+            return model._base_manager.filter(pk__in=[one, other]).update(**{f"{name}_id": Case(*whens)})
+        return model._base_manager.filter(pk=draw.choice([one, other])).update(id=self.key_value(model, "id", draw))
+
     def delete(self, draw: Random) -> Any:
         row = row_of(draw.choice(ALL), draw)
         return None if row is None else row.delete()
@@ -379,6 +402,7 @@ class Writes:
         return [
             self.create, self.create, self.save, self.save_fields, self.update, self.update_many, self.bulk_create,
             self.bulk_update, self.delete, self.delete_many, self.get_or_create, self.through, self.related, self.copy,
+            self.move,
         ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import pytest
 from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from bloomguard.exceptions import BuilderBusy, RebuildError, StoreError
@@ -27,10 +28,11 @@ from bloomguard.state.table import StateTable
 from bloomguard.state.verdicts import ABSENT, MAYBE
 from bloomguard.stores import stores
 from tests.conftest import Counting, forget
-from tests.shop.guards import OrderGuard, ProductGuard
-from tests.shop.models import Article, Order, Product
+from tests.shop.guards import ArticleGuard, OrderGuard, ProductGuard
+from tests.shop.models import Article, Bundle, Order, Product
 from tests.support import database
 from tests.support.child import STEPS
+from tests.support.guarding import registered
 
 pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
@@ -91,8 +93,10 @@ def test_settings_that_cannot_be_copied_are_used_as_they_are(build, monkeypatch)
 
 
 @pytest.mark.usefixtures("each_database")
-def test_a_row_that_moves_to_a_page_of_before_is_not_lost(clock, fresh, monkeypatch):
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_a_row_that_moves_to_a_page_of_before_is_not_lost(kind, clock, fresh, monkeypatch):
     """Pages go by the primary key, each at another moment: a row whose key changes meanwhile may be on none of them."""
+    monkeypatch.setattr(ArticleGuard, "filter", kind)
     monkeypatch.setattr(sources, "PAGE_ROWS", 70)
     monkeypatch.setattr(verify.PublishCheck, "verify_rows", lambda *arguments: 0)  # which reads samples of large tables
     Article.objects.bulk_create(Article(slug=f"slug-{number}") for number in range(300))
@@ -107,6 +111,38 @@ def test_a_row_that_moves_to_a_page_of_before_is_not_lost(clock, fresh, monkeypa
 
     assert Article.objects.filter(id=-1, slug=row.slug).exists()
     assert registry["article"]._runtime.decide(row.slug) != ABSENT
+
+
+@pytest.mark.usefixtures("each_database")
+@pytest.mark.parametrize("before", [0, 1], ids=["first build", "next build"])
+@pytest.mark.parametrize("field", ["name", "size"])
+@pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
+def test_what_two_rows_exchange_during_a_scan_is_not_lost(kind, field, before, clock, fresh, monkeypatch):
+    """One UPDATE takes a name, or its being alive, from a row of a later page and gives it to one of a page before."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 20)
+    monkeypatch.setattr(verify.PublishCheck, "verify_rows", lambda *arguments: 0)  # which reads samples of large tables
+    rows = [Bundle(name=f"name-{number}") for number in range(60)]
+    first, last = rows[0], rows[-1]
+    if field == "size":
+        first.name, first.size = last.name, 0
+    for row in rows:
+        row.save()
+
+    def exchange(done, total):
+        if done == 20:
+            ones, others = getattr(first, field), getattr(last, field)
+            setattr(first, field, others)
+            setattr(last, field, ones)
+            Bundle.objects.bulk_update([first, last], [field])
+
+    with registered(Bundle, name="named", lookup="name", filter=kind, alive=Q(size__gt=0)) as guard:
+        for _ in range(before):
+            Rebuild(guard, sleep=clock.sleep).run()
+        Rebuild(guard, sleep=clock.sleep, progress=exchange).run()
+        names = Bundle.objects.filter(size__gt=0).values_list("name", flat=True)
+        lost = [name for name in names if guard._runtime.decide(name) == ABSENT]
+
+    assert (lost, guard._runtime.decide("none") == ABSENT) == ([], True)
 
 
 @pytest.mark.usefixtures("each_database")
