@@ -159,7 +159,7 @@ def add_after_the_commit() -> Patches:
 def _writes_only(narrow: Callable[[Any], Any]) -> Patches:
     real = ActiveFilter._add
     return [
-        patch.object(ActiveFilter, "_add", lambda self, state, *rest: real(self, narrow(state), *rest)),
+        patch.object(ActiveFilter, "_add", lambda self, state, *rest, **how: real(self, narrow(state), *rest, **how)),
         patch.object(State, "is_covered_by", lambda self, earlier: True),  # which would notice
     ]
 
@@ -176,13 +176,13 @@ def no_add_to_the_standby() -> Patches:
     return _writes_only(lambda state: replace(state, standby=""))
 
 
-@mutant(3)
+@mutant(4)
 def every_add_counts() -> Patches:
     """An add is taken for done, whatever the store said."""
     real = ActiveFilter._add
 
-    def add(self: ActiveFilter, *arguments: Any) -> bool:
-        real(self, *arguments)
+    def add(self: ActiveFilter, *arguments: Any, **how: Any) -> bool:
+        real(self, *arguments, **how)
         return True
 
     return [patch.object(ActiveFilter, "_add", add)]
