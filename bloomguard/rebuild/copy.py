@@ -48,7 +48,7 @@ class FilterCopy(Rebuild):
         state, row = self.table.current(name), self.table.row(name)
         with self._naming_origin():
             there = self.origin.identity
-        if there == self.store.identity:
+        if there and there == self.store.identity:  # that of a folder which does not exist is empty
             raise RebuildError(f"{name}: cannot copy its filter from the store {alias!r} to the same store")
         if row is None or not state.active:
             raise RebuildError(f"{name}: there is no filter to copy; run rebuild_filter without --from-store")

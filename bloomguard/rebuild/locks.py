@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ from django.utils import timezone
 
 from ..conf import PAGES
 from ..exceptions import BuilderBusy, RebuildError
+from ..process import start_thread
 from ..state.connection import new_connection
 from ..state.row import State
 from ..state.table import StateTable
@@ -31,6 +33,8 @@ logger = logging.getLogger("bloomguard")
 
 #: A builder is dead if its last heartbeat is older than this, or as far ahead.
 DEAD_AFTER_SECONDS = 60.0
+#: How often a builder sends one. It does so between its steps; if one takes :data:`LONG_STEP_SECONDS`, a thread does.
+HEARTBEAT_SECONDS, LONG_STEP_SECONDS = 10.0, 30.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
 #: After how long it says so.
@@ -41,6 +45,25 @@ _WRITE_LOCK_SECONDS = 1
 _TRIES = (("READ", 5), ("WRITE", _WRITE_LOCK_SECONDS))
 _NO_PROOF = Proof()
 _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIMEOUT and ER_DBACCESS_DENIED_ERROR
+
+
+@contextmanager
+def heartbeats(send: Callable[[], object]) -> Iterator[None]:
+    """Call ``send`` every ten seconds, in a thread, while the block runs: one statement may take minutes."""
+    is_over, ended = threading.Event(), None
+
+    def run() -> None:
+        while not is_over.wait(HEARTBEAT_SECONDS):
+            send()
+
+    with suppress(RuntimeError):  # no thread can be started: those that are sent between two steps are left
+        ended = start_thread(run)
+    try:
+        yield
+    finally:
+        is_over.set()
+        if ended is not None:
+            ended.wait()
 
 
 def builder_id() -> str:

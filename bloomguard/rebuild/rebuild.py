@@ -30,7 +30,7 @@ from ..signals import generation_published, send
 from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
-from . import refusals, standby
+from . import locks, refusals, standby
 from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
 from .pages import Proof, fill
 from .plan import Plan, Report, failure, growth_baseline, missing_table, plan_layout
@@ -38,8 +38,6 @@ from .sources import Sources
 from .verify import PROBES, Progress, PublishCheck, check_error_rate
 
 logger = logging.getLogger("bloomguard")
-
-_HEARTBEAT_SECONDS = 10.0
 
 
 class Rebuild:
@@ -290,9 +288,9 @@ class Rebuild:
         """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing; see :func:`standby.retire`."""
         return standby.retire(self.guard, state, self._keep_standby)
 
-    def heartbeat(self) -> None:
-        """Renew the heartbeat of this builder in the state row every ten seconds. Never raises."""
-        if self.is_building and not is_within(_HEARTBEAT_SECONDS, self._last_heartbeat, self._clock()):
+    def heartbeat(self, seconds: float = locks.HEARTBEAT_SECONDS) -> None:
+        """Renew the heartbeat of this builder in the state row if the last one is so old. Never raises."""
+        if self.is_building and not is_within(seconds, self._last_heartbeat, self._clock()):
             self._last_heartbeat = self._clock()
             try:
                 self._is_lost = not self.table.heartbeat(self._row)
@@ -372,15 +370,16 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
-        each(lambda one: one.refuse())
-        each(lambda one: one.prepare())
-        each(lambda one: one.announce())
-        began = time.monotonic()
-        if len(outcomes) < len(rebuilds):
-            sleep(EXPIRY_SECONDS)
-        each(lambda one: one.wait_for_writers())
-        waited = time.monotonic() - began
-        each(lambda one: one.complete())
+        with locks.heartbeats(lambda: [one.heartbeat(locks.LONG_STEP_SECONDS) for one in rebuilds]):
+            each(lambda one: one.refuse())
+            each(lambda one: one.prepare())
+            each(lambda one: one.announce())
+            began = time.monotonic()
+            if len(outcomes) < len(rebuilds):
+                sleep(EXPIRY_SECONDS)
+            each(lambda one: one.wait_for_writers())
+            waited = time.monotonic() - began
+            each(lambda one: one.complete())
         due = [one for one in rebuilds if not one.is_retired]
         retiring = [(one, state) for one in due if (state := one.row_published()) is not None]
         began = time.monotonic()

@@ -252,9 +252,9 @@ class ActiveFilter:
             return None
         return UNTRUSTED if self._is_refused(state.active) else self._opened.get(state.active)
 
-    def _is_refused(self, name: str) -> bool:
+    def _is_refused(self, name: str, *, for_good: bool = False) -> bool:
         since, duration, _ = self._refused.get(name, _NOT_REFUSED)
-        return is_within(duration, since, self.table.clock())
+        return duration == float("inf") if for_good else is_within(duration, since, self.table.clock())
 
     def _log_elsewhere(self, state: State) -> Decision:
         """Log once that the row names another store or database, or this one before a restart."""
@@ -283,15 +283,18 @@ class ActiveFilter:
         if first:
             logger.warning("bloomguard: guard %s passes every request; rebuild_filter repairs it: %s", self.name, error)
 
-    def generation(self, state: State, name: str) -> Generation | None:
-        """Return the generation, opened; ``None`` if it must not be used: the caller logs why."""
+    def generation(self, state: State, name: str, *, for_write: bool = False) -> Generation | None:
+        """Return the generation, opened; ``None`` if it must not be used: the caller logs why.
+
+        ``for_write``: also if it could not be opened a moment ago; a write that does not add to it has to fence it.
+        """
         if not state.is_ours:
             return None
         if self._change != state.change:
             self._tidy(state)
         if (opened := self._opened.get(name)) is not None:
             return opened
-        if self._is_refused(name) or (store := locate_store(state.identity, self.store)) is None:
+        if self._is_refused(name, for_good=for_write) or (store := locate_store(state.identity, self.store)) is None:
             return None
         with turn(self._opening, "opening a filter"):
             generation = self._opened.get(name)
@@ -301,6 +304,7 @@ class ActiveFilter:
                     self.is_remote = store.is_remote
                     # The handler of a signal may have opened it meanwhile.
                     generation = self._opened.setdefault(name, generation)
+                    self._refused.pop(name, None)
                 self._log.forget()  # found here again: if it moves once more, that is logged
         return generation
 
@@ -340,7 +344,7 @@ class ActiveFilter:
             if state.status != ARMED and name != state.building:
                 continue  # a fenced generation is never used again; the next one is being built
             try:
-                if generation := opened.get(name) or self.generation(state, name):
+                if generation := opened.get(name) or self.generation(state, name, for_write=True):
                     # A guard that discards keys adds each one: one that seems to be there may be a false positive.
                     generation.add(keys, once=not self._counted)
                     continue

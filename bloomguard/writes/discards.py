@@ -4,8 +4,8 @@ Such a filter counts how often a key was added. Two keys may share a fingerprint
 other key's row a false 404, while one add too many is a harmless false positive. Hence:
 
 * Before a statement, the living rows that it is about to change are read and locked; after it they are read again. New
-  keys are added, keys that are gone are discarded, and the others stay untouched; but while a filter is being built, the
-  key of each changed row is added. If two transactions delete the same row, the second one's read finds nothing.
+  keys are added, keys that are gone are discarded, and the others stay untouched. But while a filter is being built,
+  the key of each changed row is added. If two transactions delete the same row, the second one's read finds nothing.
 * A key that is gone becomes a *pending delete*: the key with the generation that was active while the row existed. It
   is applied once, after the COMMIT, if that generation is still active; see :meth:`ActiveFilter.discard`.
 * A pending delete is dropped if its statement was rolled back by any means, or may have been, see
@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -172,8 +172,8 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:
-        discard = partial(guard._runtime.active_filter.discard, gone, alive.generation)
-        TransactionObserver.ensure(connections[using]).pending_deletes.append(discard)
+        observer = TransactionObserver.ensure(connections[using])
+        observer.add_deletes(guard._runtime.active_filter, alive.generation, gone)
     new: Iterable[tuple[Any, ...]] = (now - was).elements()
     if guard._runtime.active_filter.may_be_building():
         # Its scan reads each page at another moment. A key that one row gives to another, or that moves with the row's

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from django.db import Error
@@ -18,6 +18,7 @@ from ..guards.doubts import unadded
 from ..state.transactions import has_begun, is_aborted, is_durable, is_over
 
 if TYPE_CHECKING:
+    from ..state.active_filter import ActiveFilter
     from .catalogue import Catalogue
     from .consequences import DatabaseCache
     from .fencing import CommitFences, PendingFence
@@ -31,6 +32,8 @@ _CONTROL = re.compile(r"ROLLBACK|ABORT|COMMIT|BEGIN|\bEND\b|TRANSACTION|\bDO\b|\
 #: A rollback of the transaction, or to a savepoint.
 _ROLLBACK = re.compile(r"\s*(?:ROLLBACK|ABORT)(?:\s+(?:WORK|TRANSACTION))?(?:\s+TO\b[^;]*)?\s*;?\s*", re.IGNORECASE)
 
+#: Keys of deleted rows that a transaction keeps for each filter, so that it neither takes much memory nor ends late.
+MOST_DELETES = 100_000
 #: Vendors whose drivers report a transaction by themselves: MariaDB would have to be asked, and has no pending deletes.
 _REPORTING = {"postgresql", "sqlite"}
 #: The methods of a connection that an observer replaces, and its own in their place.
@@ -48,9 +51,10 @@ class TransactionObserver:
         self.connection = connection
         self._own = {name: getattr(connection, name) for name in _REPLACED}
         self._replaced = {name: vars(connection)[name] for name in _REPLACED if name in vars(connection)}
-        #: Discard keys of deleted rows after a COMMIT that the database has acknowledged; dropped if an exception, such
-        #: as Ctrl-C, leaves that open, or if their statements may have been rolled back.
-        self.pending_deletes: list[Callable[[], object]] = []
+        #: The keys of deleted rows, by the filter and generation to discard them from after a COMMIT that the database
+        #: has acknowledged; dropped if an exception, such as Ctrl-C, leaves that open, or if their statements may have
+        #: been rolled back.
+        self.pending_deletes: dict[tuple[ActiveFilter, str], list[bytes]] = {}
         #: By the guard's name: finished after the COMMIT, before it returns to its caller.
         self.pending_fences: dict[str, PendingFence] = {}
         #: Those that have to hold at the COMMIT: the rows may be written, or become visible, only then.
@@ -101,6 +105,11 @@ class TransactionObserver:
         """Finish ``fence`` after the COMMIT; until then its guard passes all requests."""
         self.pending_fences[fence.name] = fence
         unadded.begin(self, [fence.name])
+
+    def add_deletes(self, active: ActiveFilter, generation: str, keys: Sequence[bytes]) -> None:
+        """Discard ``keys`` after the COMMIT, with those of other statements; too many stay, which is harmless."""
+        pending = self.pending_deletes.setdefault((active, generation), [])
+        pending += keys[: MOST_DELETES - len(pending)]
 
     def __call__(self, execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: Any) -> Any:
         """Run one statement."""
@@ -219,7 +228,7 @@ class TransactionObserver:
         ended, self.ended = self.ended, []
         for call in ended:
             call()
-        deletes, self.pending_deletes = self.pending_deletes, []
+        deletes, self.pending_deletes = self.pending_deletes, {}
         pending, self.pending_fences = list(self.pending_fences.values()), {}
         fences, self.commit_fences = self.commit_fences, None
         try:
@@ -230,8 +239,8 @@ class TransactionObserver:
                     each.note_commit()
                 for each in pending:
                     each.finish()
-                for discard in deletes:
-                    discard()
+                for (active, generation), keys in deletes.items():
+                    active.discard(keys, generation)
         finally:
             unadded.end(self)
 

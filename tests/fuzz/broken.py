@@ -15,7 +15,7 @@ from django.db.models import QuerySet
 from bloomguard.rebuild import rebuild, standby
 from bloomguard.state import table as state
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.writes import batches, discards, fencing, observer, raw_fences, statements, updates
+from bloomguard.writes import batches, fencing, observer, raw_fences, statements, updates
 
 
 @contextmanager
@@ -47,11 +47,10 @@ def bulk_create_adds_nothing() -> Iterator[None]:
 def discards_at_once() -> Iterator[None]:
     """As ``post_delete`` does it: the transaction may be rolled back."""
 
-    def now(discard: Callable[..., None], *given: Any) -> Callable[[], None]:
-        discard(*given)
-        return lambda: None
+    def now(self: Any, active: ActiveFilter, generation: str, keys: Any) -> None:
+        active.discard(keys, generation)
 
-    with mock.patch.object(discards, "partial", now):
+    with mock.patch.object(observer.TransactionObserver, "add_deletes", now):
         yield
 
 

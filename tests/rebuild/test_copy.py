@@ -406,6 +406,22 @@ def test_the_command_copies(shop, move, clock, monkeypatch, capsys):
     assert stores["files"].names("product") == []
 
 
+def test_folders_that_do_not_exist_are_not_one_store(shop, settings, tmp_path, clock):
+    """The new one is made by the copy, and the path of the old one is mistyped: the error names that."""
+    shop("files")
+    backend = "bloomguard.stores.file.FileStore"
+    settings.BLOOMGUARD = {
+        "STORES": {
+            "default": {"BACKEND": backend, "OPTIONS": {"path": tmp_path / "new"}},
+            "files": {"BACKEND": backend, "OPTIONS": {"path": tmp_path / "filtres"}},
+        }
+    }
+    forget()
+
+    with pytest.raises(RebuildError, match="/filtres"):
+        copy("product", "files", clock).plan()
+
+
 def test_a_shard_is_read_whole_and_merged_once(shop):
     """A merge tells how many bits were missing: all of them first, none the second time."""
     shop("files")

@@ -816,6 +816,22 @@ def test_a_builder_beats_while_it_reads_rows_again(built, clock, monkeypatch):
     assert beats == ["product", "publish"]
 
 
+def test_a_builder_beats_while_one_of_its_steps_lasts(built, clock, monkeypatch):
+    """A page of a table without an index may take half an hour, and so may a transfer to a store."""
+    beaten = threading.Event()
+    monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.001)
+    monkeypatch.setattr(states.table, "heartbeat", lambda state: not beaten.set())
+
+    def slow(check, generation):
+        clock.now += 31
+        assert beaten.wait(30)
+        return 1
+
+    monkeypatch.setattr(verify.PublishCheck, "verify_rows", slow)
+
+    assert Rebuild(registry["product"], sleep=lambda seconds: None, clock=clock).run().rows_verified == 1
+
+
 def test_a_builder_beats_while_others_of_its_run_are_announced(built, clock, monkeypatch):
     """To count the rows of each may take seconds, and there may be many."""
     beats = []

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import shutil
+from unittest import mock
 
 import pytest
 from django.db.models import Q
@@ -17,7 +18,7 @@ from bloomguard.models import GuardState
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.row import FENCED, State, locate_store
+from bloomguard.state.row import ARMED, FENCED, State, locate_store
 from bloomguard.state.table import StateTable
 from bloomguard.state.verdicts import ABSENT, COLD, ERROR, IDENTITY, LEASE, MAYBE, UNTRUSTED, Verdict
 from bloomguard.state.verdicts import FENCED as FENCED_DECISION
@@ -586,6 +587,19 @@ def test_a_filter_that_could_not_be_opened_is_opened_later(product, clock, monke
     clock.sleep(step)
 
     assert product._runtime.decide(ABSENT_PK) == ABSENT
+
+
+def test_a_write_opens_a_filter_that_a_request_could_not_open(product, monkeypatch):
+    """A file descriptor was missing for a moment: the write does not wait ten seconds, nor disable the guard."""
+    product._runtime.active_filter.forget()
+    with monkeypatch.context() as short:
+        short.setattr(stores["default"], "open", mock.Mock(side_effect=StoreError("too many open files")))
+        assert product._runtime.decide(ABSENT_PK) == UNTRUSTED
+
+    Product.objects.create(pk=50)
+
+    assert states.table.current("product").status == ARMED
+    assert [product._runtime.decide(pk) for pk in (50, ABSENT_PK)] == [MAYBE, ABSENT]
 
 
 @pytest.mark.parametrize("is_leased", [True, False])

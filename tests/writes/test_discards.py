@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connections, transaction
@@ -19,7 +20,7 @@ from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.verdicts import Verdict
-from bloomguard.writes import discards
+from bloomguard.writes import discards, observer
 from bloomguard.writes.adding import adding
 from bloomguard.writes.observer import TransactionObserver
 from tests.conftest import forget
@@ -603,6 +604,21 @@ def test_a_store_that_fails_keeps_the_key(articles, monkeypatch, caplog):
     assert len(tried) == 1
     assert "full of woe" in caplog.text
     assert articles.verdict("a") is MAYBE
+
+
+def test_deletes_of_a_transaction_go_to_the_store_together(articles, monkeypatch):
+    """After its COMMIT the store is asked once, also if it does not respond; keys beyond a limit stay."""
+    monkeypatch.setattr(observer, "MOST_DELETES", 2)
+    discard = mock.Mock(wraps=articles._runtime.active_filter.discard)
+    monkeypatch.setattr(articles._runtime.active_filter, "discard", discard)
+
+    with atomic():
+        for article in Article.objects.order_by("slug"):
+            article.delete()
+        discard.assert_not_called()
+
+    discard.assert_called_once()
+    assert [articles.verdict(slug) for slug in "abcd"] == [ABSENT, ABSENT, MAYBE, ABSENT]
 
 
 @on_one_database
