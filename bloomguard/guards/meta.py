@@ -154,16 +154,16 @@ class GuardMeta:
     def watched_fields(self) -> set[Any]:
         """The fields, in all tables, whose change can give a row a new key.
 
-        They are those of the key, of ``alive``, of the links between parents, and those that generated ones are
-        computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been. All
-        fields if the sources of one cannot be found out.
+        They are those of the key, of ``alive``, both ends of the links between parents, and those that generated ones
+        are computed from; and the primary key, as a scan that goes by it misses a row that moves to where it has been.
+        All fields if the sources of one cannot be found out.
         """
         model = self._guard.model
         try:
             due: list[Any] = [*self.fields, *model._meta.pk_fields, *self.alive_fields]
             if len(self.tables) > 1:
-                links = (link for one in with_parents(model) for link in one._meta.parents.values())
-                due += [link for link in links if link is not None]
+                links: Iterable[Any] = (link for one in with_parents(model) for link in one._meta.parents.values())
+                due += [end for link in links if link is not None for end in (link, link.target_field)]
             return _columns_of(due)
         except Exception:  # a system check reports the missing field
             return {field for each in with_parents(model) for field in each._meta.concrete_fields}

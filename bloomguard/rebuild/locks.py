@@ -48,13 +48,14 @@ _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIM
 
 
 @contextmanager
-def heartbeats(send: Callable[[], object]) -> Iterator[None]:
-    """Call ``send`` every ten seconds, in a thread, while the block runs: one statement may take minutes."""
-    is_over, ended = threading.Event(), None
+def heartbeats(send: Iterable[Callable[[float], None]]) -> Iterator[None]:
+    """Call each of ``send`` every ten seconds, in a thread, while the block runs: one statement may take minutes."""
+    is_over, ended, calls = threading.Event(), None, list(send)
 
     def run() -> None:
         while not is_over.wait(HEARTBEAT_SECONDS):
-            send()
+            for call in calls:
+                call(LONG_STEP_SECONDS)
 
     with suppress(RuntimeError):  # no thread can be started: those that are sent between two steps are left
         ended = start_thread(run)

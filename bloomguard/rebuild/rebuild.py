@@ -370,7 +370,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
-        with locks.heartbeats(lambda: [one.heartbeat(locks.LONG_STEP_SECONDS) for one in rebuilds]):
+        with locks.heartbeats(one.heartbeat for one in rebuilds):
             each(lambda one: one.refuse())
             each(lambda one: one.prepare())
             each(lambda one: one.announce())

@@ -216,7 +216,7 @@ _FUNCTIONS = f"""
         AND d.deptype = 'e' AND e.extname IN ({", ".join(f"'{name}'" for name in sorted(EXTENSIONS))}))"""  # noqa: S608
 #: Tables whose defaults, constraints and conditions of triggers call user-defined functions.
 _CALLING = f"""
-    SELECT c.relname, p.proname FROM pg_depend d
+    SELECT c.relname, p.proname, a.oid IS NOT NULL FROM pg_depend d
     JOIN pg_proc p ON p.oid = d.refobjid JOIN pg_namespace n ON n.oid = p.pronamespace
     LEFT JOIN pg_attrdef a ON d.classid = 'pg_attrdef'::regclass AND a.oid = d.objid
     LEFT JOIN pg_constraint k ON d.classid = 'pg_constraint'::regclass AND k.oid = d.objid
@@ -257,9 +257,10 @@ def _read_postgresql(catalogue: Catalogue, fetch: Fetch) -> None:
         add_action(catalogue, parent, child, columns, referenced, _ACTIONS.get(deleted, ""), _ACTIONS.get(updated, ""))
         truncated, because = Effect("truncate", bare(child)), f"a foreign key of {child!r}"  # by CASCADE
         catalogue.add(parent, frozenset({"truncate"}), truncated, because=because, is_active=True)
-    for table, function in fetch(_CALLING):
+    for table, function, is_default in fetch(_CALLING):
         called, because = Effect("call", function.lower()), f"the function {function!r}"
-        catalogue.add(table, WRITES | {"truncate"}, called, because=because, is_active=True)
+        verbs = WRITES - {"delete"} if is_default else WRITES | {"truncate"}
+        catalogue.add(table, verbs, called, because=because, is_active=True)
     # A partition's trigger may change the rows that are written to its parents; an UPDATE moves some from another.
     # PostgreSQL itself lists the row triggers of a partitioned table at its partitions, too.
     for shown in catalogue.shown(Effect("update", table) for table, _ in catalogue.rewritten):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -145,6 +146,10 @@ def text_of(sql: Any, connection: Any) -> str:
         return sql
     if isinstance(sql, bytes):
         return sql.decode(errors="replace")
+    if type(sql).__module__ == "string.templatelib":  # a t-string of Python 3.14, which psycopg 3.3 takes
+        with suppress(Exception):
+            return str(connection.Database.sql.as_string(sql, connection.connection))
+        return _UNREADABLE
     if not hasattr(sql, "as_string"):
         return str(sql)
     try:

@@ -13,7 +13,7 @@ from bloomguard.state import table as state
 from bloomguard.state.row import FENCED
 from bloomguard.state.verdicts import Verdict
 from bloomguard.writes import discards, tables
-from tests.shop.models import Article, Product, Ticket
+from tests.shop.models import Article, Bundle, Product, Ticket
 from tests.support import database
 from tests.support.guarding import make_guard, registered
 
@@ -84,6 +84,11 @@ def test_a_generated_column_is_followed_to_the_end(expression, expected, where):
 def test_the_primary_key_counts_whatever_it_is_called(model, options, expected):
     """Also without a condition on it, as a scan may go by it; all columns where a condition names none."""
     assert tables.tracked_columns(make_guard(model, name="one", **options), model._meta.db_table) == expected
+
+
+def test_the_column_of_a_parent_that_a_child_refers_to_counts():
+    """A parent that gets the number which a child has already named is a new row of the child."""
+    assert tables.tracked_columns(make_guard(Bundle, name="one", lookup="name"), "shop_product") == {"id", "name"}
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")

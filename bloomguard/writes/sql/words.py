@@ -37,8 +37,8 @@ NEVER_FUNCTIONS = _words("""
 #: Extensions of PostgreSQL whose functions write no tables but their own.
 EXTENSIONS = _words("""
     bloom btree_gin btree_gist citext cube earthdistance fuzzystrmatch hstore intarray isn ltree moddatetime
-    pg_stat_statements pg_trgm pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster postgis_topology seg
-    tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
+    pg_stat_statements pg_trgm pg_uuidv7 pgcrypto pgrowlocks pgstattuple plpgsql postgis postgis_raster
+    postgis_topology seg tablefunc timescaledb tsm_system_rows unaccent uuid-ossp vector
 """)
 #: What CREATE makes without touching a row.
 KINDS = _words("""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from django.core.management import BaseCommand
 from django.db import connections, transaction
@@ -11,6 +13,7 @@ from django.db.backends.signals import connection_created
 from bloomguard.guards import registry
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.verdicts import Verdict
+from bloomguard.writes import raw
 from bloomguard.writes.adding import adding
 from tests.shop.guards import ProductGuard
 from tests.shop.models import Product
@@ -203,6 +206,28 @@ def test_a_write_by_a_connection_of_a_pool_fences(way, monkeypatch):
     way(lambda driver: driver.execute(INSERT, (7, "x")))
 
     assert status("product") == FENCED
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python 3.14 has t-strings")
+def test_a_t_string_is_read_as_the_statement_that_it_composes():
+    """psycopg 3.3 takes them: one that reads fences nothing, one that writes does."""
+    with connections["postgresql"].cursor() as cursor:
+        cursor.execute(eval("t'SELECT name FROM shop_product WHERE id = {7}'"))
+        assert status("product") == ARMED
+        cursor.execute(eval("t'INSERT INTO shop_product (id, name) VALUES ({7}, {str()})'"))
+
+    assert status("product") == FENCED
+
+
+def test_a_t_string_that_the_driver_cannot_compose_may_write_anything(monkeypatch):
+    """So it fences; psycopg before 3.3 refuses it itself."""
+    template = type("Template", (), {"__module__": "string.templatelib"})()
+    driver = connections["postgresql"].Database
+    monkeypatch.setattr(driver.sql, "as_string", lambda sql, context: "SELECT 1", raising=False)
+    composed = raw.text_of(template, connections["postgresql"])
+    monkeypatch.delattr(driver.sql, "as_string")
+
+    assert (composed, raw.text_of(template, connections["postgresql"])) == ("SELECT 1", raw._UNREADABLE)
 
 
 @ways

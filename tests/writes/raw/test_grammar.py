@@ -220,6 +220,7 @@ def others(vendor):
         yield f"DECLARE raw_cursor CURSOR FOR SELECT {call}('c')", "FETCH 1 FROM raw_cursor"
     yield "CALL raw_procedure('p')"
     yield "INSERT INTO raw_calling (id) VALUES (1)"
+    yield "UPDATE raw_calling SET made = DEFAULT"
     yield "INSERT INTO raw_ruled VALUES (1)"
     yield "INSERT INTO raw_kid (id, slug, deleted) VALUES (900, 'kid', false)"
     yield "UPDATE raw_window SET word = 'w' || id"
@@ -345,6 +346,8 @@ def harmless(vendor):
             "SHOW search_path",
             "LOCK TABLE shop_article IN SHARE MODE",
             "TRUNCATE raw_log, ONLY raw_source",
+            "DELETE FROM raw_calling",
+            "TRUNCATE raw_calling",
             "DO $$ BEGIN INSERT INTO raw_log VALUES (1, 'shop_article'); PERFORM 1; END $$",
             "COPY (SELECT * FROM shop_article) TO STDOUT",
             "COPY shop_article TO STDOUT",
