@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import ThreadSensitiveContext
+
 if TYPE_CHECKING:
     from .door.door import Door
     from .door.page import NotFoundPage
@@ -40,15 +42,17 @@ def shield(application: Application) -> Application:
                 path = scope["path"]
                 routes = door.index.candidates(path)
                 if routes and path.isascii() and not scope.get("root_path"):
-                    guard = await ask(method, path, routes, scope)
-                    page = _page(door, scope) if guard is not None else None
-                    if guard is not None and page is not None:
-                        found = ready.get((page, method))
-                        if found is None:
-                            found = _encoded(page, method)
-                            if not page.nonces:
-                                ready[page, method] = found
-                        await ablocked(guard, None)
+                    # As Django has it: else routers and receivers would run in the one thread of all background tasks.
+                    async with ThreadSensitiveContext():
+                        guard = await ask(method, path, routes, scope)
+                        page = _page(door, scope) if guard is not None else None
+                        if guard is not None and page is not None:
+                            found = ready.get((page, method))
+                            if found is None:
+                                found = _encoded(page, method)
+                                if not page.nonces:
+                                    ready[page, method] = found
+                            await ablocked(guard, None)
             except Exception as error:
                 door.failed(error)
         if found is None:

@@ -36,6 +36,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.request import split_domain_port
 from django.urls import NoReverseMatch, Resolver404, resolve, reverse, set_script_prefix
 from django.utils.crypto import get_random_string
+from django.utils.http import parse_http_date_safe
 
 from ..guards.fields import kind_of, value_field
 from ..lookups.context import PROBE, contexts
@@ -188,6 +189,8 @@ class Probes:
         if response.status_code == 404:
             if response.cookies:
                 raise DoorClosed(f"{asked} has Set-Cookie")
+            if parse_http_date_safe(response.headers.get("Expires", "")) is not None:
+                raise DoorClosed(f"{asked} has the header Expires, which depends on the time")
             if not isinstance(response, HttpResponse):
                 raise DoorClosed(f"{asked} streams its body")
             if route is not None and getattr(request.resolver_match, "func", None) is not route.pattern.callback:

@@ -257,8 +257,10 @@ def _is_harmless(layer: Any) -> bool:
         return True
     inner = called["_pre_process_request"]
     middleware = type(_closure(inner)["middleware"])
-    if middleware is CsrfViewMiddleware and settings.CSRF_USE_SESSIONS:
-        return False  # it reads the session, so the response varies with the cookie
+    if middleware is CsrfViewMiddleware:
+        # It may read the session, so that the response varies with the cookie. And unless the middleware has done so
+        # before, it gives the 404 page the token of the visitor's cookie.
+        return not settings.CSRF_USE_SESSIONS and CsrfViewMiddleware in middleware_classes()
     return middleware in _HARMLESS_MIDDLEWARE
 
 

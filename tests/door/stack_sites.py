@@ -57,7 +57,7 @@ NEEDS = {
     "django.contrib.auth.middleware.LoginRequiredMiddleware": "django.contrib.auth.middleware.AuthenticationMiddleware",
 }
 SESSION = "s" * 32
-TOKEN = "t" * 32
+TOKEN = "u" * 32
 HOSTS = ("www.testserver", "testserver:8000", "TESTSERVER", "a.example.com", "example.com", "evil", "")
 KINDS = ("plain", "plain", "plain", "template", "redirect", "token", "async", "slug", "slug", "detail", "detail", "own")
 #: IDs: some exist, 4 and 5 were deleted, the others never were.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from wsgiref.handlers import SimpleHandler
 
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf.urls.i18n import i18n_patterns
 from django.core.handlers.wsgi import WSGIHandler
 from django.http import Http404, HttpResponse
@@ -308,6 +309,35 @@ def test_under_asgi_a_verdict_that_waits_is_asked_for_in_a_thread(shop, settings
     assert site.reached == []
     assert len(threads) == 1
     assert threading.get_ident() not in threads
+
+
+def test_under_asgi_a_receiver_waits_for_no_background_task(shop):
+    """asgiref has one thread for what belongs to no request: a task of the process may hold it for long."""
+    site, released, heard = Asgi(), threading.Event(), []
+    scope = {"type": "http", "method": "GET", "path": "/products/8/", "headers": [(b"host", b"testserver")]}
+
+    async def receive():
+        return {"type": "http.request"}
+
+    async def send(message):
+        heard.append(message["type"])
+
+    def note(**kwargs):
+        heard.append("blocked")
+
+    async def both():
+        task = asyncio.ensure_future(sync_to_async(released.wait)())
+        await asyncio.sleep(0)
+        try:
+            await asyncio.wait_for(site.application(scope, receive, send), 60)
+        finally:
+            released.set()
+            await task
+
+    with connected(note):
+        asyncio.run(both())
+
+    assert heard == ["blocked", "http.response.start", "http.response.body"]
 
 
 # -- routes

@@ -17,6 +17,7 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import URLPattern, get_script_prefix, get_urlconf, path, re_path, resolve
 from django.urls.resolvers import RoutePattern
 from django.utils import translation
+from django.views.decorators.cache import never_cache
 
 from bloomguard import asgi, wsgi
 from bloomguard.door import probes
@@ -72,6 +73,20 @@ def test_the_sites_own_cache_control_stays(shop, shielded, pages):
     pages(handler404=lambda *args, **kwargs: HttpResponseNotFound(headers={"Cache-Control": "max-age=1"}))
 
     assert shielded()("/p/8/").headers["cache-control"] == "max-age=1"
+
+
+def test_a_page_that_expires_is_not_kept(shop, shielded, pages, caplog):
+    """Django sends another time with each; a time of the past, or 0, is the same for all."""
+    pages(handler404=never_cache(lambda *args, **kwargs: HttpResponseNotFound()))
+    site = shielded()
+    site("/p/8/")
+    kept = site.reached == []
+    pages(handler404=lambda *args, **kwargs: HttpResponseNotFound(headers={"Expires": "0"}))
+    site = shielded()
+    stale = site("/p/8/").headers["expires"]
+
+    assert "has the header Expires, which depends on the time" in caplog.text
+    assert (kept, stale, site.reached) == (False, "0", [])
 
 
 def test_each_host_has_its_own_page(shop, shielded, settings):

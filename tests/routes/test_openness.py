@@ -70,6 +70,7 @@ GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 LOGIN_REQUIRED = "django.contrib.auth.middleware.LoginRequiredMiddleware"
 MIDDLEWARE = [
     "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     GUARD,
@@ -493,6 +494,14 @@ def test_a_csrf_token_in_the_session_closes(shop, settings):
     assert visit("/v/99/")[0] == 404
 
 
+def test_csrf_protect_without_the_middleware_closes(shop, settings):
+    """It gives a form of the 404 page the token that fits the visitor's cookie."""
+    settings.MIDDLEWARE = [path for path in settings.MIDDLEWARE if "csrf" not in path]
+    [route] = shop(csrf_protect(function))
+
+    assert route.closed.startswith("an unknown decorator runs first")
+
+
 @pytest.mark.parametrize("decorator", [requires_csrf_token, sensitive_variables("pk")], ids=["csrf", "variables"])
 def test_what_is_not_known_is_guarded_at_its_lookup(shop, decorator, django_assert_num_queries):
     """Closed is no less guarded: no query for an absent row."""
@@ -585,7 +594,7 @@ def test_require_GET_refuses_head(shop, client):
 @pytest.mark.parametrize("name", ["csrf_protect", "cache_page", "conditional_page", "gzip_page"])
 def test_what_looks_at_other_methods_has_the_first_word_of_them(build, settings, name):
     """``csrf_protect`` refuses a POST without a token, of rows that are there and of others."""
-    settings.MIDDLEWARE = MIDDLEWARE
+    settings.MIDDLEWARE = [path for path in MIDDLEWARE if name == "csrf_protect" or "csrf" not in path]
     settings.ROOT_URLCONF = urlconf(path("v/<int:pk>/", HARMLESS[name](function), name="posted"))
     Product.objects.create(pk=7)
     with registered(Product, name="posts", routes=["posted"], methods=("GET", "HEAD", "POST")) as guard:
