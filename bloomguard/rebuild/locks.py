@@ -64,7 +64,7 @@ def heartbeats(send: Iterable[Callable[[float], None]]) -> Iterator[None]:
     finally:
         is_over.set()
         if ended is not None:
-            ended.wait()
+            ended.wait(HEARTBEAT_SECONDS)  # the state connection has its own limit
 
 
 def builder_id() -> str:

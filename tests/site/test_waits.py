@@ -153,6 +153,7 @@ LIMITS = {
     "one of 16 connections": [("stores/redis/store.py", "read_timeout")],
     "a fence to be known to every process": [("state/table.py", "2 * LEASE_SECONDS")],
     "its last metrics": [("metrics.py", "_PATIENCE")],
+    "a heartbeat that its thread is just sending": [("rebuild/locks.py", "HEARTBEAT_SECONDS")],
     "every process to know of the new filter": [("state/table.py", "2 * LEASE_SECONDS")],
     "transactions that wrote the table before": [("rebuild/locks.py", "MAX_WAIT_SECONDS")],
     "a rebuild's lock, while such a transaction is open": [("rebuild/locks.py", "_WRITE_LOCK_SECONDS")],
