@@ -5,10 +5,11 @@ application = shield(get_asgi_application())
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from asgiref.sync import ThreadSensitiveContext
+from asgiref.sync import SyncToAsync, ThreadSensitiveContext
 
 if TYPE_CHECKING:
     from .door.door import Door
@@ -34,6 +35,7 @@ def shield(application: Application) -> Application:
         return application
     door, methods, ask = opened, opened.methods, opened.aask
     ready: dict[tuple[NotFoundPage, str], Page] = {}
+    own = ThreadSensitiveContext()
 
     async def shielded(scope: dict[str, Any], receive: Callable[..., Any], send: Callable[..., Any]) -> None:
         found = None
@@ -42,8 +44,7 @@ def shield(application: Application) -> Application:
                 path = scope["path"]
                 routes = door.index.candidates(path)
                 if routes and path.isascii() and not scope.get("root_path"):
-                    # As Django has it: else routers and receivers would run in the one thread of all background tasks.
-                    async with ThreadSensitiveContext():
+                    with _in_thread_of(own):
                         guard = await ask(method, path, routes, scope)
                         page = _page(door, scope) if guard is not None else None
                         if guard is not None and page is not None:
@@ -69,6 +70,19 @@ def shield(application: Application) -> Application:
             await send({"type": "http.response.body", "body": body})
 
     return shielded
+
+
+@contextmanager
+def _in_thread_of(context: ThreadSensitiveContext) -> Iterator[None]:
+    """Run routers and receivers in the thread of ``context``: by default, all background tasks would share theirs.
+
+    One thread for all requests: one each, as Django has it, would leave its database connections open.
+    """
+    before = SyncToAsync.thread_sensitive_context.set(context)
+    try:
+        yield
+    finally:
+        SyncToAsync.thread_sensitive_context.reset(before)
 
 
 def _page(door: Door, scope: dict[str, Any]) -> NotFoundPage | None:

@@ -11,6 +11,7 @@ import itertools
 import logging
 import random
 import re
+import time
 import uuid
 from asyncio import _get_running_loop
 from collections.abc import Callable, Iterator, Mapping
@@ -189,7 +190,7 @@ class Probes:
         if response.status_code == 404:
             if response.cookies:
                 raise DoorClosed(f"{asked} has Set-Cookie")
-            if parse_http_date_safe(response.headers.get("Expires", "")) is not None:
+            if (parse_http_date_safe(response.headers.get("Expires", "")) or 0) > time.time() - 86_400:
                 raise DoorClosed(f"{asked} has the header Expires, which depends on the time")
             if not isinstance(response, HttpResponse):
                 raise DoorClosed(f"{asked} streams its body")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.db import OperationalError, connections
 from django.utils import timezone
@@ -29,12 +29,17 @@ from ..state.table import StateTable
 from ..state.transactions import has_begun
 from .pages import Proof
 
+if TYPE_CHECKING:
+    from .rebuild import Rebuild
+
 logger = logging.getLogger("bloomguard")
 
 #: A builder is dead if its last heartbeat is older than this, or as far ahead.
 DEAD_AFTER_SECONDS = 60.0
-#: How often a builder sends one. It does so between its steps; if one takes :data:`LONG_STEP_SECONDS`, a thread does.
-HEARTBEAT_SECONDS, LONG_STEP_SECONDS = 10.0, 30.0
+#: How often a builder sends one. It does so between its steps; if one takes longer than the first of the next two, a
+#: thread does, until the second: the step may never end.
+HEARTBEAT_SECONDS = 10.0
+LONG_STEP_SECONDS, LONGEST_STEP_SECONDS = 30.0, 3_600.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
 #: After how long it says so.
@@ -48,23 +53,29 @@ _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIM
 
 
 @contextmanager
-def heartbeats(send: Iterable[Callable[[float], None]]) -> Iterator[None]:
-    """Call each of ``send`` every ten seconds, in a thread, while the block runs: one statement may take minutes."""
-    is_over, ended, calls = threading.Event(), None, list(send)
+def heartbeats(rebuilds: Iterable[Rebuild]) -> Iterator[None]:
+    """Send those of ``rebuilds``, in a thread, while the block runs: one statement may take minutes.
+
+    Not if the state rows are in a file, which no other builder can write while a statement reads it.
+    """
+    beating = [one for one in rebuilds if not one.table.connection.is_file]
+    is_over, ended = threading.Event(), None
 
     def run() -> None:
         while not is_over.wait(HEARTBEAT_SECONDS):
-            for call in calls:
-                call(LONG_STEP_SECONDS)
+            for one in beating:
+                if not is_over.is_set():
+                    one.heartbeat(in_step=True)
 
-    with suppress(RuntimeError):  # no thread can be started: those that are sent between two steps are left
-        ended = start_thread(run)
     try:
+        if beating:
+            with suppress(RuntimeError):  # no thread can be started: only the heartbeats between two steps are sent
+                ended = start_thread(run)
         yield
     finally:
         is_over.set()
         if ended is not None:
-            ended.wait(HEARTBEAT_SECONDS)  # the state connection has its own limit
+            ended.wait(HEARTBEAT_SECONDS)  # a thread that finds no memory ends before it runs
 
 
 def builder_id() -> str:

@@ -73,7 +73,7 @@ class Rebuild:
         self._checks: list[PublishCheck] = []
         #: The state row as it was then; since :meth:`announce` and since the publication, as that has left it.
         self._row = State(guard.name)
-        self._last_heartbeat, self._seconds = clock(), 0.0
+        self._last_heartbeat, self._stepped_at, self._seconds = clock(), clock(), 0.0
         self.published = self.is_retired = self._is_lost = False
         self._retires_at = float("inf")  # since the publication, a time by the clock
         #: All rebuilds of this run: a long scan sends the heartbeats of those that wait for their turn.
@@ -288,9 +288,11 @@ class Rebuild:
         """Drop or keep the previous generation, :data:`EXPIRY_SECONDS` after publishing; see :func:`standby.retire`."""
         return standby.retire(self.guard, state, self._keep_standby)
 
-    def heartbeat(self, seconds: float = locks.HEARTBEAT_SECONDS) -> None:
-        """Renew the heartbeat of this builder in the state row if the last one is so old. Never raises."""
-        if self.is_building and not is_within(seconds, self._last_heartbeat, self._clock()):
+    def heartbeat(self, *, in_step: bool = False) -> None:
+        """Renew this builder's heartbeat in the state row, if due; ``in_step``: while a step lasts. Never raises."""
+        is_hung = in_step and not is_within(locks.LONGEST_STEP_SECONDS, self._stepped_at, self._clock())
+        seconds = locks.LONG_STEP_SECONDS if in_step else locks.HEARTBEAT_SECONDS
+        if self.is_building and not is_hung and not is_within(seconds, self._last_heartbeat, self._clock()):
             self._last_heartbeat = self._clock()
             try:
                 self._is_lost = not self.table.heartbeat(self._row)
@@ -300,6 +302,7 @@ class Rebuild:
     def _send_heartbeats(self) -> None:
         """Renew those of this run. Raises :class:`RebuildError` if this build can be published no more."""
         for one in self.companions:
+            one._stepped_at = one._clock()
             one.heartbeat()
             if one._clock() >= one._retires_at:  # at once: this build may take hours
                 one._retires_at, one.is_retired = float("inf"), one.retire(one._row)
@@ -370,7 +373,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
-        with locks.heartbeats(one.heartbeat for one in rebuilds):
+        with locks.heartbeats(rebuilds):
             each(lambda one: one.refuse())
             each(lambda one: one.prepare())
             each(lambda one: one.announce())

@@ -56,7 +56,7 @@ OF_EVERY_CLASS = frozenset(
     }
 )
 #: Middleware whose decorators pass a GET or HEAD request for an absent row to the view, and its ``Http404`` back.
-_HARMLESS_MIDDLEWARE = (CacheMiddleware, CsrfViewMiddleware, ConditionalGetMiddleware, GZipMiddleware)
+_HARMLESS_MIDDLEWARE = (CacheMiddleware, ConditionalGetMiddleware, GZipMiddleware)
 
 
 def why_closed(guard: Guard, view: Callable[..., Any]) -> str:
@@ -258,8 +258,8 @@ def _is_harmless(layer: Any) -> bool:
     inner = called["_pre_process_request"]
     middleware = type(_closure(inner)["middleware"])
     if middleware is CsrfViewMiddleware:
-        # It may read the session, so that the response varies with the cookie. And unless the middleware has done so
-        # before, it gives the 404 page the token of the visitor's cookie.
+        # It may read the session: then the response varies with the cookie. Without the middleware of the site, it
+        # alone reads the visitor's cookie, and a form in the 404 page has the token of that.
         return not settings.CSRF_USE_SESSIONS and CsrfViewMiddleware in middleware_classes()
     return middleware in _HARMLESS_MIDDLEWARE
 

@@ -219,6 +219,11 @@ class StateConnection:
         return current
 
     @property
+    def is_file(self) -> bool:
+        """Whether the database is a file, which another process may not write while a statement reads it."""
+        return connections[self.alias].vendor == "sqlite"
+
+    @property
     def is_standby(self) -> str:
         """SQL expression: is the server a standby, whose rows may be old?"""
         # A replica of MySQL or MariaDB is to be read-only; newer servers give a word.

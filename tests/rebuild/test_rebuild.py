@@ -10,6 +10,7 @@ import threading
 import uuid
 from contextlib import closing, suppress
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 from django.db import InterfaceError, OperationalError, connections, transaction
@@ -23,6 +24,7 @@ from bloomguard.rebuild import Rebuild, locks, refusals, run_all, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
+from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
 from bloomguard.state.verdicts import ABSENT, MAYBE
@@ -816,20 +818,50 @@ def test_a_builder_beats_while_it_reads_rows_again(built, clock, monkeypatch):
     assert beats == ["product", "publish"]
 
 
-def test_a_builder_beats_while_one_of_its_steps_lasts(built, clock, monkeypatch):
-    """A page of a table without an index may take half an hour, and so may a transfer to a store."""
-    beaten = threading.Event()
+@pytest.mark.parametrize("each_database", ["postgresql"], indirect=True)
+@pytest.mark.parametrize(("seconds", "beats"), [(31, True), (3_601, False)], ids=["long", "hung"])
+def test_a_builder_beats_while_one_of_its_steps_lasts(each_database, seconds, beats, clock, monkeypatch, fresh):
+    """A page of a table without an index may take half an hour, but one that takes more than an hour may never end."""
+    beaten, looked = threading.Event(), threading.Event()
     monkeypatch.setattr(locks, "HEARTBEAT_SECONDS", 0.001)
     monkeypatch.setattr(states.table, "heartbeat", lambda state: not beaten.set())
+    rebuild = Rebuild(registry["product"], sleep=lambda seconds: None, clock=clock)
+    heartbeat = rebuild.heartbeat
+
+    def watched(**how):
+        heartbeat(**how)
+        if how and clock.now > 31:
+            looked.set()
 
     def slow(check, generation):
-        clock.now += 31
-        assert beaten.wait(30)
+        beaten.clear()
+        clock.now += seconds
+        looked.clear()
+        assert looked.wait(60)
+        assert beaten.is_set() == beats
         return 1
 
+    monkeypatch.setattr(rebuild, "heartbeat", watched)
     monkeypatch.setattr(verify.PublishCheck, "verify_rows", slow)
 
-    assert Rebuild(registry["product"], sleep=lambda seconds: None, clock=clock).run().rows_verified == 1
+    assert rebuild.run().rows_verified == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_builder_whose_thread_does_not_start_ends(built, clock, monkeypatch, error):
+    """There may be no thread left; and Ctrl-C may come at that moment."""
+    started = threading.active_count()
+    monkeypatch.setattr(StateConnection, "is_file", False)
+    monkeypatch.setattr(locks, "start_thread", mock.Mock(side_effect=error))
+    rebuild = Rebuild(registry["product"], sleep=clock.sleep)
+
+    if error is RuntimeError:
+        assert rebuild.run().rows == 100
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            rebuild.run()
+
+    assert threading.active_count() == started
 
 
 def test_a_builder_beats_while_others_of_its_run_are_announced(built, clock, monkeypatch):
