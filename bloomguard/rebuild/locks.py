@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -53,24 +53,22 @@ _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIM
 
 
 @contextmanager
-def heartbeats(rebuilds: Iterable[Rebuild]) -> Iterator[None]:
+def heartbeats(rebuilds: Sequence[Rebuild]) -> Iterator[None]:
     """Send those of ``rebuilds``, in a thread, while the block runs: one statement may take minutes.
 
     Not if the state rows are in a file, which no other builder can write while a statement reads it.
     """
-    beating = [one for one in rebuilds if not one.table.connection.is_file]
     is_over, ended = threading.Event(), None
 
     def run() -> None:
         while not is_over.wait(HEARTBEAT_SECONDS):
-            for one in beating:
-                if not is_over.is_set():
+            for one in rebuilds:
+                if not is_over.is_set() and one.is_building and not one.table.connection.is_file:
                     one.heartbeat(in_step=True)
 
     try:
-        if beating:
-            with suppress(RuntimeError):  # no thread can be started: only the heartbeats between two steps are sent
-                ended = start_thread(run)
+        with suppress(RuntimeError):  # no thread can be started: only the heartbeats between two steps are sent
+            ended = start_thread(run)
         yield
     finally:
         is_over.set()

@@ -24,7 +24,6 @@ from bloomguard.rebuild import Rebuild, locks, refusals, run_all, verify
 from bloomguard.rebuild import source as sources
 from bloomguard.state import table as states
 from bloomguard.state.active_filter import ActiveFilter
-from bloomguard.state.connection import StateConnection
 from bloomguard.state.row import ARMED, FENCED, State
 from bloomguard.state.table import StateTable
 from bloomguard.state.verdicts import ABSENT, MAYBE
@@ -851,7 +850,6 @@ def test_a_builder_beats_while_one_of_its_steps_lasts(each_database, seconds, be
 def test_a_builder_whose_thread_does_not_start_ends(built, clock, monkeypatch, error):
     """There may be no thread left; and Ctrl-C may come at that moment."""
     started = threading.active_count()
-    monkeypatch.setattr(StateConnection, "is_file", False)
     monkeypatch.setattr(locks, "start_thread", mock.Mock(side_effect=error))
     rebuild = Rebuild(registry["product"], sleep=clock.sleep)
 
