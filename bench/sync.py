@@ -29,7 +29,7 @@ MANY = 20  # of what takes microseconds: fewer would measure the noise
 BULK = 10_000
 ROWS = 10_000
 UPDATED = 1_000_000
-UPDATE_ROUNDS = 3
+UPDATE_ROUNDS = 5
 VENDORS = {**databases.VENDORS, "wal": "SQLite, WAL"}
 STORES = {"default": ["file"], "wal": ["file"], "postgresql": ["file", "Valkey"], "mariadb": ["file", "Valkey"]}
 

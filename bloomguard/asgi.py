@@ -74,9 +74,10 @@ def shield(application: Application) -> Application:
 
 @contextmanager
 def _in_thread_of(context: ThreadSensitiveContext) -> Iterator[None]:
-    """Run routers and receivers in the thread of ``context``: by default, all background tasks would share theirs.
+    """Run routers and synchronous receivers in the thread of ``context``, one for all requests at the door.
 
-    One thread for all requests: one each, as Django has it, would leave its database connections open.
+    By default asgiref runs them in a thread that the background tasks of the process use too, each as long as it likes.
+    With one thread for each request, as Django has it, their database connections would stay open.
     """
     before = SyncToAsync.thread_sensitive_context.set(context)
     try:

@@ -1,8 +1,8 @@
 """Wait for the builder and the writers that a rebuild must not overlap with.
 
-The state row names the process that builds a generation. A writer whose transaction began before the generation was
-announced does not add to it, and its rows become visible only when it commits, so the scan of a rebuild begins after
-the last of these transactions.
+The state row names the process that builds a generation, and when it sent its last heartbeat. A writer whose
+transaction began before the generation was announced does not add to it, and its rows become visible only when it
+commits, so the scan of a rebuild begins after the last of these transactions.
 """
 
 from __future__ import annotations
@@ -15,31 +15,30 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from django.db import OperationalError, connections
 from django.utils import timezone
 
 from ..conf import PAGES
 from ..exceptions import BuilderBusy, RebuildError
-from ..process import start_thread
+from ..process import is_within, start_thread
 from ..state.connection import new_connection
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun
 from .pages import Proof
 
-if TYPE_CHECKING:
-    from .rebuild import Rebuild
-
 logger = logging.getLogger("bloomguard")
 
 #: A builder is dead if its last heartbeat is older than this, or as far ahead.
 DEAD_AFTER_SECONDS = 60.0
-#: How often a builder sends one. It does so between its steps; if one takes longer than the first of the next two, a
-#: thread does, until the second: the step may never end.
+#: A builder sends a heartbeat between its steps, such as the pages of a scan, if the last one is older than this.
 HEARTBEAT_SECONDS = 10.0
-LONG_STEP_SECONDS, LONGEST_STEP_SECONDS = 30.0, 3_600.0
+#: During a step a thread sends it, if the last one is older than this.
+LONG_STEP_SECONDS = 30.0
+#: A step that takes longer is taken for one that never ends, as on a connection that hangs: no more are sent.
+LONGEST_STEP_SECONDS = 3_600.0
 #: How long a rebuild waits for the transactions of other processes.
 MAX_WAIT_SECONDS = 3_600.0
 #: After how long it says so.
@@ -53,27 +52,33 @@ _LOCK_WAIT_TIMEOUT, _DENIED = 1205, 1044  # the server's errors ER_LOCK_WAIT_TIM
 
 
 @contextmanager
-def heartbeats(rebuilds: Sequence[Rebuild]) -> Iterator[None]:
-    """Send those of ``rebuilds``, in a thread, while the block runs: one statement may take minutes.
-
-    Not if the state rows are in a file, which no other builder can write while a statement reads it.
-    """
+def beating(beats: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Call each of ``beats`` every ten seconds, in a thread, while the block runs: one statement may take minutes."""
     is_over, ended = threading.Event(), None
 
     def run() -> None:
         while not is_over.wait(HEARTBEAT_SECONDS):
-            for one in rebuilds:
-                if not is_over.is_set() and one.is_building and not one.table.connection.is_file:
-                    one.heartbeat(in_step=True)
+            for beat in beats:
+                beat()
 
     try:
-        with suppress(RuntimeError):  # no thread can be started: only the heartbeats between two steps are sent
+        with suppress(RuntimeError):  # no thread can be started: heartbeats are sent between two steps only
             ended = start_thread(run)
         yield
     finally:
         is_over.set()
         if ended is not None:
             ended.wait(HEARTBEAT_SECONDS)  # a thread that finds no memory ends before it runs
+
+
+def is_due(sent_at: float, stepped_at: float, now: float, *, in_step: bool) -> bool:
+    """Return whether a builder has to send a heartbeat: between two steps, or ``in_step``, while one lasts.
+
+    The times are those of its last heartbeat, of the beginning of its step, and now, by its own clock.
+    """
+    if in_step and not is_within(LONGEST_STEP_SECONDS, stepped_at, now):
+        return False
+    return not is_within(LONG_STEP_SECONDS if in_step else HEARTBEAT_SECONDS, sent_at, now)
 
 
 def builder_id() -> str:

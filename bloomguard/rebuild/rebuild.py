@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from traceback import clear_frames
 from typing import Any
 
@@ -25,13 +25,12 @@ from django.utils import timezone
 from ..exceptions import BuilderBusy, RebuildError, StoreError
 from ..filters.layout import Layout
 from ..guards import Guard
-from ..process import is_within
 from ..signals import generation_published, send
 from ..state.row import ARMED, FENCED, State, held_by_hand
 from ..state.table import EXPIRY_SECONDS, StateTable
 from ..stores import Generation, Store
-from . import locks, refusals, standby
-from .locks import builder_id, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
+from . import refusals, standby
+from .locks import beating, builder_id, is_due, refuse_if_alive, refuse_transaction, superseded, wait_for_writers
 from .pages import Proof, fill
 from .plan import Plan, Report, failure, growth_baseline, missing_table, plan_layout
 from .sources import Sources
@@ -289,10 +288,10 @@ class Rebuild:
         return standby.retire(self.guard, state, self._keep_standby)
 
     def heartbeat(self, *, in_step: bool = False) -> None:
-        """Renew this builder's heartbeat in the state row, if due; ``in_step``: while a step lasts. Never raises."""
-        is_hung = in_step and not is_within(locks.LONGEST_STEP_SECONDS, self._stepped_at, self._clock())
-        seconds = locks.LONG_STEP_SECONDS if in_step else locks.HEARTBEAT_SECONDS
-        if self.is_building and not is_hung and not is_within(seconds, self._last_heartbeat, self._clock()):
+        """Renew this builder's heartbeat in the state row, if it is due. ``in_step``: in a thread. Never raises."""
+        times = self._last_heartbeat, self._stepped_at, self._clock()
+        # No other process can write a file while a statement reads it, nor read it while the heartbeat waits for that.
+        if self.is_building and is_due(*times, in_step=in_step) and not (in_step and self.table.connection.is_file):
             self._last_heartbeat = self._clock()
             try:
                 self._is_lost = not self.table.heartbeat(self._row)
@@ -373,7 +372,7 @@ def run_all(rebuilds: Sequence[Rebuild], sleep: Callable[[float], None] = time.s
     try:
         for one in rebuilds:
             one.companions = rebuilds
-        with locks.heartbeats(rebuilds):
+        with beating([partial(one.heartbeat, in_step=True) for one in rebuilds]):
             each(lambda one: one.refuse())
             each(lambda one: one.prepare())
             each(lambda one: one.announce())

@@ -17,7 +17,7 @@ from ..guards import Guard, registry
 from ..state import table as states
 from . import consequences, fencing, isolation, state_rows, strays, unknown_guards
 from .consequences import STATE_ROWS, Cause, DatabaseCache, affected_guards, current_cache, definitions
-from .raw_fences import fence_after, fencing_around, reasons_for, record_early
+from .raw_fences import fence_after, fencing_around, is_t_string, reasons_for, record_early
 from .sql import reader
 from .sql.reader import Reading
 from .sql.tokens import bare
@@ -146,8 +146,8 @@ def text_of(sql: Any, connection: Any) -> str:
         return sql
     if isinstance(sql, bytes):
         return sql.decode(errors="replace")
-    if type(sql).__module__ == "string.templatelib":  # a t-string of Python 3.14, which psycopg 3.3 takes
-        with suppress(Exception):
+    if is_t_string(sql):
+        with suppress(Exception):  # such as that of an older driver, which refuses the statement itself
             return str(connection.Database.sql.as_string(sql, connection.connection))
         return _UNREADABLE
     if not hasattr(sql, "as_string"):

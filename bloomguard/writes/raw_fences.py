@@ -237,6 +237,11 @@ def _reason(cause: Cause, site: str) -> str:
 _MIGRATIONS = {"django.db.migrations.migration": "self", "django.db.migrations.executor": "migration"}
 
 
+def is_t_string(sql: object) -> bool:
+    """Return whether it is a t-string of Python 3.14, which psycopg 3.3 takes as a statement."""
+    return type(sql).__module__ == "string.templatelib"
+
+
 def _site() -> str:
     """Return the file and line that sent the statement: by the innermost frame that is no library's.
 
@@ -252,8 +257,7 @@ def _site() -> str:
         # What takes a cursor, or a connection, and a statement only passes it on: the driver, or django-cachalot.
         # By their classes: a look into the caller's own object, as `request.user`, may load it, or raise anything.
         sender, sql = (frame.f_locals.get(name) for name in (*frame.f_code.co_varnames, "", "")[:2])
-        is_composed = hasattr(type(sql), "as_string") or type(sql).__module__ == "string.templatelib"
-        is_sql = is_composed or issubclass(type(sql), (str, bytes))
+        is_sql = issubclass(type(sql), (str, bytes)) or hasattr(type(sql), "as_string") or is_t_string(sql)
         is_sender = hasattr(type(sender), "execute") and (hasattr(sender, "fetchone") or hasattr(sender, "cursor"))
         if not (is_library or (is_sql and is_sender)):  # a management command can `execute`, too
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"

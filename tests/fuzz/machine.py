@@ -445,7 +445,7 @@ class Machine:
         guards = self.guards if draw.random() < 0.5 else self.others
         steps = list(nested(draw, draw.randrange(12) if writers else 0))
         keep = draw.choice([0.0, 3600.0])
-        source.PAGE_ROWS = draw.choice([2, 5, 200_000])  # others write between the pages of a scan
+        source.PAGE_ROWS = draw.choice([1, 2, 200_000])  # others write between the pages of a scan
         scanned: list[Guarded] = []
         turns: SimpleQueue[Any] = SimpleQueue()
         go: SimpleQueue[Any] = SimpleQueue()
@@ -477,8 +477,9 @@ class Machine:
                 pauses += 1
                 self.clock.sleep(seconds)
                 for _ in range(draw.choice([0, 0, 1, 1, 2])):
-                    if steps:
-                        self._nested(self._moving(scanned, draw) or steps.pop(0))
+                    step = self._moving(scanned, draw) if writers else None
+                    if step or steps:
+                        self._nested(step or steps.pop(0))
                 if self.vendor == "sqlite" or pauses >= 4:
                     self._finish_all(draw)
                 go.put(None)
@@ -495,11 +496,12 @@ class Machine:
 
     def _moving(self, scanned: Sequence[Guarded], draw: Random) -> Step | None:
         """A write, at times, that moves rows of the table whose pages are being read just now."""
-        if not any(one.model in MOVED for one in scanned) or draw.random() < 0.7:
+        if not any(one.model in MOVED for one in scanned) or draw.random() < 0.5:
             return None
         while True:
             seed = draw.getrandbits(30)
             if moved_table(seed) is scanned[0].model:
+                self.counts["moved"] += 1
                 return int(draw.random() < 0.5), "move", seed
 
     def _nested(self, step: Step) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 
 DATABASES = ["sqlite", "postgresql", "mariadb"]
 #: What nothing is proved without.
-EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped")
+EVERYTHING = ("denied", "done", "failed", "checks", "looked up", "built", "went back", "restored", "dropped", "moved")
 #: Where bloomguard discards the keys of deleted rows, that is tried too.
 DISCARDING = ("sqlite", "postgresql")
 

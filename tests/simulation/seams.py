@@ -87,7 +87,7 @@ def install() -> None:
     _put(state, connections=with_default, fetch_uncounted=fetch_uncounted)
     _put(fencing, connections=with_default)
     _put(rebuild, refuse_transaction=lambda aliases: None)
-    _put(locks, heartbeats=lambda rebuilds: nullcontext())  # no step takes so long
+    _put(rebuild, beating=lambda beats: nullcontext())  # no step takes so long
     _put(meta, router=SimpleNamespace(db_for_write=lambda model: "rows"))
     _put(
         locks,

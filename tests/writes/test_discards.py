@@ -458,6 +458,17 @@ def test_rows_of_one_value_are_counted(made):
     assert (after_one, guard.verdict("twin")) == (MAYBE, ABSENT)
 
 
+def test_what_two_rows_exchange_is_counted_once(made):
+    """No key is new, and none is added: with both rows, both go."""
+    guard = made(Product, lookup="name")
+    Product.objects.bulk_create([Product(pk=1, name="one"), Product(pk=2, name="two")])
+
+    Product.objects.update(name=Case(When(name="one", then=Value("two")), default=Value("one")))
+    Product.objects.all().delete()
+
+    assert [guard.verdict(name) for name in ("one", "two")] == [ABSENT, ABSENT]
+
+
 def test_of_two_that_delete_one_row_one_discards(made):
     """Two transactions delete one row at the same time, and two rows share a key: it stays for the one that is left."""
     guard = made(Product, lookup="name")

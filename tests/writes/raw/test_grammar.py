@@ -70,6 +70,7 @@ POSTGRESQL = [
     "CREATE FUNCTION raw_wake() RETURNS void LANGUAGE sql AS 'ALTER TABLE raw_log ENABLE TRIGGER raw_asleep'",
     "CREATE PROCEDURE raw_procedure(word text) LANGUAGE plpgsql AS $$ BEGIN PERFORM raw_make(word); END $$",
     "CREATE TABLE raw_calling (id integer PRIMARY KEY, made integer DEFAULT raw_make('by-default'))",
+    "INSERT INTO raw_calling VALUES (7, 0)",
     "CREATE TABLE raw_ruled (id integer PRIMARY KEY)",
     "CREATE RULE raw_rule AS ON INSERT TO raw_ruled DO ALSO INSERT INTO shop_article (slug, deleted) VALUES ('ruled', "
     "false)",
