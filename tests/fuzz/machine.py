@@ -443,9 +443,9 @@ class Machine:
 
     def _build(self, chosen: Sequence[Guarded], draw: Random, writers: bool) -> None:
         guards = self.guards if draw.random() < 0.5 else self.others
-        steps = list(nested(draw, draw.randrange(12) if writers else 0))
+        steps = list(nested(draw, draw.randrange(6) if writers else 0))
         keep = draw.choice([0.0, 3600.0])
-        source.PAGE_ROWS = draw.choice([1, 2, 200_000])  # others write between the pages of a scan
+        source.PAGE_ROWS = draw.choice([1, 2, 200_000]) if writers else 200_000  # they write between its pages
         scanned: list[Guarded] = []
         turns: SimpleQueue[Any] = SimpleQueue()
         go: SimpleQueue[Any] = SimpleQueue()
