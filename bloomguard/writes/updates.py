@@ -25,6 +25,8 @@ from .rows import Values, WrittenRows, returned_rows
 from .statements import Execute, add_all, add_if_late, fence_all, run, run_idle, running, sent_by, split_idle, wrap
 from .tables import TrackedTable, folded_column, tracked_tables
 
+#: Changed rows that are in memory at a time.
+PIECE = 10_000
 #: Of MySQL and MariaDB, for a SELECT beyond ``max_join_size``, which holds for no UPDATE.
 _TOO_BIG = (1104,)
 
@@ -135,7 +137,7 @@ def _update_and_add(
 
 
 def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any) -> int:
-    """Send the UPDATE, add the keys of the changed rows, or fence if they are too many; return the number of rows."""
+    """Send the UPDATE, add the keys of the changed rows, or fence; return the number of rows."""
     connection, using, keys = compiler.connection, compiler.using, None
     table = compiler.query.model._meta.db_table
     changed: int
@@ -151,17 +153,11 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         and may_return(connection, table, returned, "update", reads=bool(compiler.query.where))
     ):
         try:
-            changed, rows = run(_execute_returning, compiler, tables, sql, parameters, returned)
+            return run(_execute_returning, compiler, tables, (sql, parameters), returned, before)  # type: ignore[no-any-return]
         except OperationalError as error:
             # A virtual table of SQLite has refused the statement as a whole: it is sent unchanged.
             if "RETURNING is not available" not in str(error):
                 raise
-        else:
-            if changed > discards.MOST_ROWS:
-                fence_all(tables, using, f"more than {discards.MOST_ROWS:,} rows were changed by one UPDATE")
-            elif changed:
-                add_all(tables, using, lambda tracked: _updated(tracked, using, returned, rows, before))
-            return changed
     changed = run(_execute, compiler, sql, parameters)
     if keys is not None and changed != len(keys):
         keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
@@ -178,26 +174,33 @@ def _execute(compiler: Any, sql: str, parameters: Any) -> int:
 
 
 def _execute_returning(
-    compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: Any, returned: Sequence[Any]
-) -> tuple[int, Values]:
-    """Execute the UPDATE and return its number of rows, and the rows, which are not all if more than ``MOST_ROWS``."""
-    connection, table = compiler.connection, compiler.query.model._meta.db_table
+    compiler: Any, tables: Sequence[TrackedTable], compiled: tuple[str, Any], returned: Sequence[Any], before: Before
+) -> int:
+    """Execute the UPDATE, add the keys of the changed rows and return their number."""
+    connection, using, table = compiler.connection, compiler.using, compiler.query.model._meta.db_table
     quote = connection.ops.quote_name
     names = ", ".join(f"{quote(table)}.{quote(field.column)}" for field in returned)
+    sql, parameters = compiled
+    changed = 0
     with connection.cursor() as cursor:
         running.due = table, [sql := f"{sql} RETURNING {names}"]
         cursor.execute(sql, parameters)
         try:
             converters = compiler.get_converters([field.get_col(table) for field in returned])
-            rows = cursor.fetchmany(discards.MOST_ROWS)
-            # SQLite has no count until the last row is fetched.
-            changed = len(rows) + sum(1 for _ in cursor) if connection.vendor == "sqlite" else cursor.rowcount
-            return changed, list(compiler.apply_converters(rows, converters)) if converters else rows
+            # Which keys are gone, all rows show together or none do.
+            while rows := cursor.fetchmany(discards.MOST_ROWS + 1 if before else PIECE):
+                changed += len(rows)
+                if changed > discards.MOST_ROWS:
+                    before = dict.fromkeys(before, discards.Alive())
+                converted = list(compiler.apply_converters(rows, converters)) if converters else rows
+                written_to = partial(_updated, using=using, returned=returned, rows=converted, before=before)
+                add_all(tables, using, written_to)
+            return changed
         except Error:
             # No further row is read. The driver alone may refuse one, such as a date after the year 9999: then the
             # transaction can still be committed.
             if may_go_on(connection):
-                fence_all(tables, compiler.using, "changed rows could not be read back")
+                fence_all(tables, using, "changed rows could not be read back")
             raise
 
 

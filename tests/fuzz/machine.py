@@ -33,7 +33,7 @@ from bloomguard.state.row import ARMED
 from bloomguard.state.table import StateTable
 from bloomguard.state.verdicts import Verdict
 from bloomguard.stores import stores
-from bloomguard.writes import fencing
+from bloomguard.writes import discards, fencing, updates
 from bloomguard.writes.adding import adding
 from tests.support.patience import be_patient
 
@@ -119,6 +119,9 @@ class Machine:
         self.twin = Twin(twin)
         self.peer = Peer(self._adding)
         self.vendor = connection.vendor
+        updates.PIECE = 2  # the tables have few rows
+        if self.vendor != "mysql":
+            discards.MOST_ROWS = 5
         self.guards = register_all()
         self.clock = Clock()
         self.clock.asleep = self._probe_other

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from django.db import models
+from django.db import connections, models
 from django.db.models import Case, F, Func, Q, Value, When
 from django.db.models.functions import Concat, Length, Lower
 from django.test.utils import isolate_apps
 
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
-from bloomguard.state.row import FENCED
+from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.verdicts import Verdict
-from bloomguard.writes import discards, tables
+from bloomguard.writes import discards, tables, updates
 from tests.shop.models import Article, Bundle, Product, Ticket
 from tests.support import database
 from tests.support.guarding import make_guard, registered
@@ -93,18 +93,44 @@ def test_the_column_of_a_parent_that_a_child_refers_to_counts():
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.parametrize("kind", ["bloom", "cuckoo"])
-def test_a_big_update_is_added_or_fences(each_database, fresh, clock, monkeypatch, kind):
-    """Beyond the limit no rows are added, and the count is right all the same."""
+def test_a_big_update_is_added_in_pieces(each_database, fresh, clock, monkeypatch, kind):
+    """Few of its rows are in memory at a time. MariaDB returns none of an UPDATE: beyond the limit it fences."""
     monkeypatch.setattr(discards, "MOST_ROWS", 10)
+    monkeypatch.setattr(updates, "PIECE", 4)
     with registered(Product, name="big", lookup="name", filter=kind) as guard:
         Product.objects.bulk_create([Product(name=f"n{number}") for number in range(10)])
         Rebuild(guard, sleep=clock.sleep).run()
 
         assert Product.objects.update(name=Concat("name", Value("-a"))) == 10
         assert [guard.verdict(f"n{number}-a") for number in range(10)] == [Verdict.MAYBE] * 10
-        Product.objects.create(name="n10-a")
-        assert Product.objects.update(name=Concat("name", Value("-b"))) == 11
+        Product.objects.bulk_create([Product(name=f"n{number}-a") for number in range(10, 25)])
+        assert Product.objects.update(name=Concat("name", Value("-b"))) == 25
 
+        fences = connections[database.current].vendor == "mysql"
+        assert state.table.current("big").status == (FENCED if fences else ARMED)
+        assert Verdict.ABSENT not in [guard.verdict(f"n{number}-a-b") for number in range(25)]
+        assert guard.verdict("n25-a-b") is (Verdict.UNKNOWN if fences else Verdict.ABSENT)
+        assert Product.objects.using(database.current).filter(name__endswith="-b").count() == 25
+
+
+@pytest.mark.django_db(transaction=True, databases="__all__")
+@pytest.mark.parametrize("each_database", ["sqlite", "postgresql"], indirect=True)
+def test_a_piece_of_a_big_update_that_cannot_be_added_fences(each_database, fresh, clock, monkeypatch):
+    """Before the UPDATE is committed, and while SQLite still has rows of it to return."""
+    monkeypatch.setattr(updates, "PIECE", 10)
+    with registered(Product, name="big", lookup="name") as guard:
+        Product.objects.bulk_create([Product(name=f"n{number}") for number in range(25)])
+        Rebuild(guard, sleep=clock.sleep).run()
+        add, sizes = guard._runtime.active_filter.add, []
+
+        def add_first(keys, *args, **kwargs):
+            sizes.append(len(keys))
+            return len(sizes) == 1 and add(keys, *args, **kwargs)
+
+        monkeypatch.setattr(guard._runtime.active_filter, "add", add_first)
+
+        assert Product.objects.update(name=Concat("name", Value("-a"))) == 25
+
+        assert sizes[:2] == [10, 10]
         assert state.table.current("big").status == FENCED
-        assert guard.verdict("n10-a-b") is not Verdict.ABSENT
-        assert Product.objects.using(database.current).filter(name__endswith="-b").count() == 11
+        assert Product.objects.filter(name__endswith="-a").count() == 25
