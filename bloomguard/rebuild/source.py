@@ -163,8 +163,7 @@ class Source:
                 break
             yield from (values[:-1] for values in page)
             end = page[-1][-1]
-            if self._is_shared(end):
-                yield from fresh_rows(rows.filter(bloomguard_pk=end).values_list(*names), 0, self.proof)
+            yield from self._at_end(end, page[-1][:-1])
         yield from self._values_without_pk()
 
     def _rows_with_pk(self) -> models.QuerySet[Any]:
@@ -188,10 +187,15 @@ class Source:
         rows = self.rows().filter(pk__isnull=True).values_list(*self.guard._meta.attnames)
         yield from fresh_rows(rows, 0, self.proof)
 
-    def _is_shared(self, pk: Any) -> bool:
-        """Return whether several rows have this primary key, as in a partitioned table: a page may end between them."""
-        same = self._rows_with_pk().filter(bloomguard_pk=pk).values_list("bloomguard_pk")
-        return len(list(fresh_rows(same[:2], 0, self.proof))) > 1
+    def _at_end(self, pk: Any, last: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the values of all rows with the primary key of a page's last row, unless it is the only one.
+
+        In a partitioned table several may have it, and the page may end between them. ``last`` is what the last row had
+        on the page: if it has gone since, another one may be left.
+        """
+        same = self._rows_with_pk().filter(bloomguard_pk=pk).values_list(*self.guard._meta.attnames)
+        found = list(fresh_rows(same, 0, self.proof))
+        return [] if found == [last] else found
 
     def random_values(self, rows: int) -> Iterator[tuple[Any, ...]]:
         """Yield the values of the guard's fields for about that many random rows.
@@ -288,7 +292,8 @@ class Source:
             gathered, rows, end = self._fetch(scan, sql, parameters)
             if rows and scan.by_pk:  # unpacked here: to hash texts takes longer than to read them
                 keys = scan.keys_of(gathered)
-                if len(keys) != rows or (rows == size and (type(end) is not int or self._is_shared(end))):
+                is_odd = len(keys) != rows or (rows == size and type(end) is not int)
+                if is_odd or (rows == size and self._at_end(end, (keys[-1].decode(),))):
                     yield from self._orm_pages(last)
                     return
                 yield KeyPage(rows, partial(list, keys))

@@ -41,7 +41,7 @@ from .tables import TrackedTable
 if TYPE_CHECKING:
     from .rows import WrittenRows
 
-#: Keys are not collected for a statement that changes more rows than this: that would take too much memory and time.
+#: Of a statement that changes more rows than this no list is kept, and the keys that it removes are not discarded.
 MOST_ROWS = 100_000
 #: Values that one query looks rows up by: below every database's limit of parameters.
 _PARAMETERS = 500
@@ -140,7 +140,7 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     generation = (
         guard._runtime.active_filter.active(compiler.using) if at_home and guard._meta.place.is_certain() else ""
     )
-    rows: dict[Any, tuple[Any, ...]] = {}
+    rows: list[tuple[Any, ...]] = []
     # The lock of the statement itself. During an UPDATE others may still insert rows that refer to these; a DELETE that
     # waited for those with a lock of its own could deadlock with them.
     features = compiler.connection.features
@@ -148,12 +148,19 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
     living = guard._meta.rows().using(compiler.using).select_for_update(no_key=no_key)
     for some in chosen:
         found = living.filter(**{f"{tracked.link or 'pk'}__in": some}).order_by()
-        rows |= {row[0]: row[1:] for row in fresh_rows(found.values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1])}
+        rows += fresh_rows(found.values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1])
         if len(rows) > MOST_ROWS:
             return Alive()
+    if _share_keys(rows):
+        return Alive()
     if generation and guard.scope is not None and not guard._meta.scopes.has_written(compiler.using, generation):
         generation = ""  # it may not have the keys of these rows
-    return Alive(generation, rows)
+    return Alive(generation, {row[0]: row[1:] for row in rows})
+
+
+def _share_keys(rows: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether two rows have one primary key, as in a partitioned table: which is which cannot be told afterwards."""
+    return len({row[0] for row in rows}) < len(rows)
 
 
 def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRows | None) -> WrittenRows | None:
@@ -165,10 +172,15 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     if written is None or tracked not in before:
         return written
     guard, alive = tracked.guard, before[tracked]
-    after: dict[Any, tuple[Any, ...]] = {}
-    for path, chosen in (("pk", list(alive.rows)), (written.link, list(map(unwrapped, written.values)))):
-        found = rows_by(guard._meta.rows().using(using), path, chosen, "pk", *guard._meta.attnames)
-        after |= {row[0]: row[1:] for row in found}
+    if any(None in value for value in written.values):
+        return None  # by a NULL no row is found
+    reads = [
+        list(rows_by(guard._meta.rows().using(using), path, list(chosen), "pk", *guard._meta.attnames))
+        for path, chosen in (("pk", alive.rows), (written.link, dict.fromkeys(map(unwrapped, written.values))))
+    ]
+    if any(map(_share_keys, reads)):
+        return written._replace(values=[row[1:] for found in reads for row in found], link="", stored=True)
+    after = {row[0]: row[1:] for found in reads for row in found}
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
     if gone:

@@ -10,6 +10,7 @@ import uuid
 from contextlib import closing, contextmanager
 from decimal import Decimal
 from itertools import islice
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from bloomguard.signals import false_negative_found
 from bloomguard.state.verdicts import Verdict
 from tests.shop.models import Article, Bundle, Diary, Order, Place, Price, Product
 from tests.support import database
-from tests.support.guarding import registered
+from tests.support.guarding import make_guard, registered
 from tests.support.mariadb import MYSQL
 
 pytestmark = [
@@ -255,6 +256,43 @@ def test_rows_with_one_primary_key_are_all_read(odd, each_database, monkeypatch)
         assert set(scanned(TagGuard(Tag))) == {b"a", b"b", b"c", b"d", b"e", odd.encode()}
     finally:
         with connections[database.current].cursor() as cursor:
+            cursor.execute("DROP TABLE tag")
+
+
+def test_texts_are_gathered_to_the_end(each_database, monkeypatch):
+    """What is read of the last row of each page is what the page has, so no page is read by rows."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 50)
+    by_rows = mock.Mock()
+    monkeypatch.setattr(Source, "_orm_pages", by_rows)
+    Article.objects.bulk_create(Article(slug=f"ärger-{number}") for number in range(300))
+
+    assert len(scanned(make_guard(Article, name="gathered", lookup="slug"))) == 300
+    by_rows.assert_not_called()
+
+
+@pytest.mark.parametrize("most_characters", [255, 10], ids=["gathered", "by rows"])
+def test_the_last_row_of_a_page_may_go_before_those_of_its_primary_key_are_read(
+    most_characters, each_database, monkeypatch
+):
+    """The other one is then the only one, and no page has it."""
+    monkeypatch.setattr(sources, "PAGE_ROWS", 2)
+    monkeypatch.setattr(sources, "_MOST_CHARACTERS", most_characters)
+    at_end, gone = Source._at_end, []
+
+    def delete_first(self, pk, last):
+        if pk == 2 and not gone:
+            gone.append(last[0].encode())
+            cursor.execute("DELETE FROM tag WHERE text = %s", last)
+        return at_end(self, pk, last)
+
+    monkeypatch.setattr(Source, "_at_end", delete_first)
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE tag (id BIGINT NOT NULL, text VARCHAR(50) UNIQUE)")
+        cursor.execute("INSERT INTO tag VALUES (1, 'a'), (2, 'b'), (2, 'c'), (3, 'd')")
+        try:
+            assert {*scanned(TagGuard(Tag)), *gone} == {b"a", b"b", b"c", b"d"}
+            assert gone
+        finally:
             cursor.execute("DROP TABLE tag")
 
 

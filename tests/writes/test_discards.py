@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, models, transaction
 from django.db.models import Case, F, Q, Value, When
 from django.db.models.functions import Concat
 
@@ -551,9 +551,10 @@ def test_a_child_that_ends_its_parents_transaction_loses_no_key(made, settings, 
             try:  # as the end of an `atomic` block does
                 connection.in_atomic_block = False
                 getattr(connection, end)()
-            finally:
                 os._exit(0)
-        os.waitpid(child, 0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0) == (child, 0)
     connection.close()
 
     # On SQLite, a child that rolls back undoes nothing of its parent's, so no twin is left.
@@ -640,6 +641,65 @@ def test_a_great_many_rows_wait_for_the_next_build(articles, monkeypatch):
     Article.objects.all().delete()
 
     assert [articles.verdict(slug) for slug in "abc"] == [MAYBE] * 3
+
+
+class Tag(models.Model):
+    """A row of a table that is older than its model: what it has as primary key is neither unique nor always there."""
+
+    text = models.CharField(max_length=50)
+
+    class Meta:
+        app_label, db_table = "shop_own", "raw_tags"
+
+
+@pytest.fixture
+def tags(each_database: str) -> Iterator[Any]:
+    with connections[database.current].cursor() as cursor:
+        cursor.execute("CREATE TABLE raw_tags (id bigint, text varchar(50) NOT NULL)")
+        cursor.execute("INSERT INTO raw_tags VALUES (1, 'a'), (1, 'b'), (2, 'c'), (NULL, 'd')")
+        try:
+            yield Tag
+        finally:
+            cursor.execute("DROP TABLE raw_tags")
+
+
+@pytest.mark.parametrize("alive", [Q(), ~Q(text="")], ids=["all rows", "alive rows"])
+@pytest.mark.parametrize("text", "ab")
+def test_of_rows_that_share_a_primary_key_none_is_lost(tags, made, text, alive):
+    """Which of them has changed cannot be told, so no key goes."""
+    guard = made(tags, lookup="text", alive=alive)
+
+    tags.objects.filter(text=text).update(text="new")
+
+    texts = list(tags.objects.values_list("text", flat=True))
+    assert sorted(texts) == sorted({*"abcd", "new"} - {text})
+    assert ABSENT not in map(guard.verdict, texts)
+    tags.objects.filter(text="new").delete()
+    assert ABSENT not in map(guard.verdict, tags.objects.values_list("text", flat=True))
+    tags.objects.create(pk=1, text="more")
+    assert ABSENT not in map(guard.verdict, tags.objects.values_list("text", flat=True))
+
+
+def test_the_key_of_a_row_without_a_primary_key_is_not_lost(tags, made):
+    """By a NULL no row is found again."""
+    guard = made(tags, lookup="text")
+
+    tags.objects.filter(text="d").update(text="new")
+
+    assert guard.verdict("new") is not ABSENT
+
+
+def test_a_key_is_not_discarded_again_by_each_piece_of_an_update(made, monkeypatch):
+    """An UPDATE of too many rows is added in pieces, none of which shows what is gone: another row may have the key."""
+    monkeypatch.setattr(discards, "MOST_ROWS", 3)
+    Product.objects.create(name="x")
+    twin = Product.objects.create(name="x")
+    Product.objects.bulk_create([Product(name="") for _ in range(6)])
+    guard = made(Product, lookup="name", alive=~Q(name=""))
+
+    assert Product.objects.exclude(pk=twin.pk).update(name=Concat("name", Value("-new"))) == 7
+
+    assert [guard.verdict(name) for name in ("x", "x-new", "-new", "y")] == [MAYBE, MAYBE, MAYBE, ABSENT]
 
 
 @on_one_database
