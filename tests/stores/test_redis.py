@@ -126,12 +126,20 @@ def test_the_bytes_are_those_of_other_stores(store, layout):
     assert fill(store.open("city", "a", find)) == fill(twin)
 
 
-def test_adds_during_the_load_are_kept(store, make_store):
+def test_adds_during_the_load_are_kept(store, make_store, monkeypatch):
     """What other processes add while the builder brings its bits is in the filter afterwards."""
     made = store.create("city", "a", make_layout(capacity=10_000_000))
     made.add_many(np.arange(1_000_000, 1_500_000))
     other = make_store().open("city", "a", find)
     stop, added = threading.Event(), []
+    load = store.load
+
+    def load_beside_adds(*args):
+        before = len(added)
+        servers.until(lambda: len(added) > before)
+        return load(*args)
+
+    monkeypatch.setattr(store, "load", load_beside_adds)
 
     def write():
         for number in range(100_000):
@@ -539,7 +547,7 @@ def test_a_child_whose_fork_ran_no_hooks_connects_by_itself(store, server, monke
     assert server.info("stats")["total_connections_received"] == before + 1
 
 
-def test_after_a_lost_connection_all_others_are_checked(store, server):
+def test_after_a_lost_connection_all_others_are_checked(store, server, redis_clock):
     """A proxy that restarts closes all of them: a writer, which tries again once or twice, meets only one of these."""
     made = store.create("city", "a", make_layout())
     for call in [store._adds.send([("", ("PING",))]) for _ in range(5)]:
@@ -609,7 +617,25 @@ def test_an_identity_gets_old_while_the_host_sleeps(monkeypatch):
     assert [commands.ServerId("", "", at).is_old() for at in proved] == [False, True, True]
 
 
-def test_checks_and_adds_are_each_one_command(store, server):
+def test_a_late_reply_of_a_server_that_was_demoted_and_promoted_is_worth_nothing(store, server, redis_clock):
+    """The process may stand still between two steps of a check: then the identity is read once more, after it."""
+    store.create("city", "a", make_layout())
+    identity = store.identity
+    for late, changed in ((0.05, False), (0.2, False), (0.2, True)):
+        call = store._reads.send([("", ("PING",))])
+        before = server.info("stats")["total_commands_processed"]
+        redis_clock.now += late
+        if changed:
+            server.replicaof("127.0.0.1", 1)
+            server.replicaof("NO", "ONE")
+            with pytest.raises(StoreError, match="another server answers"):
+                call.identified(identity)
+        else:
+            assert call.identified(identity)[1] == [b"PONG"]
+            assert server.info("stats")["total_commands_processed"] - before == 1 + (late > 0.09)
+
+
+def test_checks_and_adds_are_each_one_command(store, server, redis_clock):
     """A check is one ``BITFIELD``, and so is an add to one shard; neither asks every time who the server is."""
     made = store.create("city", "a", make_layout())
     made.might_contain(key(1))
@@ -907,10 +933,12 @@ def test_over_maxmemory_checks_and_adds_get_no_answer(store, server):
 def test_a_server_that_may_evict_filters_is_warned_of(store, server):
     """``check --deploy`` asks for ``maxmemory-policy``: one that evicts keys without an expiry is a warning."""
     found = {}
-    for policy in ("noeviction", "volatile-lru", "allkeys-lru"):
-        server.config_set("maxmemory-policy", policy)
-        found[policy] = [message.id for message in store.check_deployed()]
-    server.config_set("maxmemory-policy", "noeviction")
+    try:
+        for policy in ("noeviction", "volatile-lru", "allkeys-lru"):
+            server.config_set("maxmemory-policy", policy)
+            found[policy] = [message.id for message in store.check_deployed()]
+    finally:
+        server.config_set("maxmemory-policy", "noeviction")
 
     assert found == {"noeviction": [], "volatile-lru": [], "allkeys-lru": ["bloomguard.W022"]}
 

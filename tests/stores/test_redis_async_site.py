@@ -39,8 +39,8 @@ ROWS = range(1, 21)
 @pytest.fixture
 def site(request, proxy, settings, clock, redis_clock):
     """A site with 20 products, whose guard lives on the server behind the proxy; a parameter is its patience."""
-    seconds = getattr(request, "param", 5)
-    patient = {"connect_timeout": seconds, "read_timeout": seconds, "add_timeout": 5}
+    seconds = getattr(request, "param", 60)
+    patient = {"connect_timeout": seconds, "read_timeout": seconds, "add_timeout": 60}
     settings.BLOOMGUARD = {
         "STORES": {
             "default": {
@@ -264,15 +264,32 @@ def test_a_shadow_keeps_absences_to_itself_on_a_loop(site, monkeypatch):
     assert decision.reason == "shadow"
 
 
+def test_a_late_reply_is_proved_once_more_on_a_loop(site, monkeypatch):
+    """Whatever kept the loop from reading it: the server may have been demoted and promoted meanwhile."""
+    reads, expected = stores["default"]._async_reads, []
+    send_and_read = reads._send_and_read
+
+    async def late(connection, round_trip):
+        expected.append(round_trip.expected)
+        found = await send_and_read(connection, round_trip)
+        site.clock.now += 0.1
+        return found
+
+    monkeypatch.setattr(reads, "_send_and_read", late)
+
+    assert site(999, 998) == [ABSENT, ABSENT]
+    assert expected == [1, 1, 2]  # a check, the proof of it, and a check with its proof
+
+
 def test_a_black_hole_holds_up_nobody_but_who_asks(site, proxy, monkeypatch):
     """While tasks wait for a server that answers nothing, the loop goes on."""
-    monkeypatch.setattr(stores["default"]._async_reads, "_timeout", 0.3)
     turns = 0
 
     async def ask():
         nonlocal turns
         assert await site.guard._runtime.adecide(999) is ABSENT
         proxy.mode = "hole"
+        monkeypatch.setattr(stores["default"]._async_reads, "_timeout", 0.3)
         tasks = [asyncio.create_task(site.guard._runtime.adecide(pk)) for pk in range(5)]
         while not any(task.done() for task in tasks):
             turns += 1

@@ -142,15 +142,22 @@ class AsyncLink:
             raise
 
     async def _talk(self, connection: Any, commands: Sequence[Command]) -> tuple[ServerId, list[Any]]:
-        replies: list[Any] = []
         with _time_limit(connection, self._timeout):
             round_trip = RoundTrip(self.server, connection, commands)
-            await connection.send_packed_command(round_trip.pieces)
-            for _ in range(round_trip.expected):
-                try:
-                    replies.append(await connection.read_response())
-                except redis.ResponseError as error:
-                    replies.append(error)
+            server_id, replies = await self._send_and_read(connection, round_trip)
+            if (proof := round_trip.proof()) is not None:
+                server_id, _ = await self._send_and_read(connection, proof)
+        return server_id, replies
+
+    @staticmethod
+    async def _send_and_read(connection: Any, round_trip: RoundTrip) -> tuple[ServerId, list[Any]]:
+        replies: list[Any] = []
+        await connection.send_packed_command(round_trip.pieces)
+        for _ in range(round_trip.expected):
+            try:
+                replies.append(await connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
         return round_trip.read(replies)
 
     async def _connected(self, connection: Any) -> None:

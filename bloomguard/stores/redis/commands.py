@@ -3,7 +3,8 @@
 Each round trip identifies the server by its ``master_replid`` and ``run_id``, read when a connection is made. They
 change with a restart or a promotion, and another server behind a load balancer has others. A server that is demoted and
 promoted again keeps its connections, so if the identity is older than :data:`PROVED_SECONDS`, the round trip reads it
-again. The identity of a Cluster node also has its configuration epoch: see :mod:`.cluster`.
+again, after its commands. If the replies come so late that it is too old by then, another round trip reads it. The
+identity of a Cluster node also has its configuration epoch: see :mod:`.cluster`.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ class Part(NamedTuple):
     read: Callable[[Sequence[Any]], Any]
 
 
-#: How long a connection's identity stays valid. A server takes longer than that to lose an acknowledged add and be the
-#: primary again: a demotion, a full resynchronisation and a promotion took at least 95 ms in tests.
-PROVED_SECONDS = 0.05
+#: How old the identity of a connection may be when commands are sent, and when their replies have come. A server takes
+#: longer than that to lose an acknowledged add and be the primary again: a demotion, a full resynchronisation and a
+#: promotion took at least 95 ms in tests.
+PROVED_SECONDS, OLDEST_SECONDS = 0.05, 0.09
 
 #: Temporary errors of a server, by the first word of the reply.
 _TEMPORARY = {"BUSY", "CLUSTERDOWN", "LOADING", "MASTERDOWN", "MISCONF", "NOREPLICAS", "OOM", "READONLY", "TRYAGAIN"}
@@ -173,13 +175,13 @@ class RoundTrip:
     """Commands of one round trip over a connection whose attribute ``bloomguard`` is its :class:`ServerId`.
 
     Send each of the ``pieces`` in a separate call, read ``expected`` replies, including errors, and pass them to
-    :meth:`read`.
+    :meth:`read`. Then do the same with :meth:`proof`, if there is one.
     """
 
-    __slots__ = ("_asked", "_commands", "_connection", "expected", "pieces")
+    __slots__ = ("_asked", "_commands", "_connection", "_server", "expected", "pieces")
 
     def __init__(self, server: Server, connection: Any, commands: Sequence[Command]) -> None:
-        self._connection = connection
+        self._server, self._connection = server, connection
         self._commands = len(commands)
         words = [words for _, words in commands]
         self._asked = clock() if connection.bloomguard.is_old() else None
@@ -197,6 +199,14 @@ class RoundTrip:
             self._connection.bloomguard = server_id
             replies = replies[: self._commands]
         return server_id, replies
+
+    def proof(self) -> RoundTrip | None:
+        """Return the round trip that reads the identity once more, if it was too old when the replies came.
+
+        This process, or the network, may have stood still between any two steps.
+        """
+        is_fresh = self._asked is not None or is_within(OLDEST_SECONDS, self._connection.bloomguard.at, clock())
+        return None if is_fresh else RoundTrip(self._server, self._connection, ())
 
 
 def check_replies(server: Server, server_id: ServerId, replies: list[Any], identity: str | None) -> list[Any]:

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from .commands import NO_LIMIT, Command, RoundTrip, Server, check_replies, connection_options, is_demoted
+from .commands import NO_LIMIT, Command, RoundTrip, Server, ServerId, check_replies, connection_options, is_demoted
 
 Pool = Callable[..., redis.ConnectionPool]
 
@@ -121,14 +121,12 @@ class Call:
 
     def identified(self, identity: str | None = None) -> tuple[str, list[Any]]:
         """Return the server's identity and the replies; raises the exceptions of :meth:`Link.trip`."""
-        connection, replies = self._connection, []
+        connection = self._connection
         try:
-            for _ in range(self._round_trip.expected):
-                try:
-                    replies.append(connection.read_response())
-                except redis.ResponseError as error:
-                    replies.append(error)
-            server_id, replies = self._round_trip.read(replies)
+            server_id, replies = self._read(self._round_trip)
+            if (proof := self._round_trip.proof()) is not None:
+                connection.send_packed_command(proof.pieces, check_health=False)
+                server_id, _ = self._read(proof)
         except Exception as error:
             self.abandon()
             raise self._link.server.failed(error) from error
@@ -141,3 +139,12 @@ class Call:
             self._connection = None
             self._link.idle.append(connection)
         return server_id.identity, check_replies(self._link.server, server_id, replies, identity)
+
+    def _read(self, round_trip: RoundTrip) -> tuple[ServerId, list[Any]]:
+        replies: list[Any] = []
+        for _ in range(round_trip.expected):
+            try:
+                replies.append(self._connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
+        return round_trip.read(replies)
