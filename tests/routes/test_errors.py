@@ -11,6 +11,7 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.checks import run_checks
 from django.core.management import call_command
 from django.db import connections
 from django.db.models import QuerySet
@@ -28,7 +29,7 @@ from bloomguard.rebuild import Rebuild
 from tests.door.site import Wsgi
 from tests.lookups.models import Author, Page
 from tests.lookups.models import Diary as Entry
-from tests.shop.models import Article, Bundle, Diary, Order, Price, Product, Review
+from tests.shop.models import Article, BoundShort, Bundle, Diary, Order, Price, Product, Review, Short
 from tests.support.guarding import make_guard, registered, urlconf
 from tests.support.mariadb import mariadb_only
 
@@ -232,6 +233,35 @@ def test_a_text_of_digits_for_a_foreign_key_may_be_a_name(site, settings, clock,
         for _ in range(2):  # by the short check, too
             status = Wsgi()("/2024/x/").status if place == "door" else site("/2024/x/", client)
             assert status == 200
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("place", ["route", "async route", "decorator", "door"])
+def test_a_text_for_a_foreign_key_to_a_text_may_be_a_name(site, settings, clock, place):
+    """Until the project says that it is the key: by the name of the kwarg, a mapping or ``arg``."""
+
+    def by_number(request, target):
+        return HttpResponse(get_object_or_404(BoundShort, target__pk=target).pk)
+
+    def by_key(request, target_id):
+        return HttpResponse(get_object_or_404(BoundShort, target=target_id).pk)
+
+    settings.MIDDLEWARE, client = [GUARD], AsyncClient if place == "async route" else Client
+    decorated = guarded("bound") if place == "decorator" else lambda view: view
+    settings.ROOT_URLCONF = urlconf(
+        path("numbers/<slug:target>/", decorated(by_number), name="numbers"),
+        path("keys/<slug:target_id>/", decorated(by_key), name="keys"),
+    )
+    BoundShort.objects.create(target=Short.objects.create(pk=7, slug="key"))
+    with registered(BoundShort, name="bound", lookup="target", routes=["numbers", "keys"]) as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+        for _ in range(2):  # by the short check, too
+            urls = ("/numbers/7/", "/keys/key/", "/keys/7/")
+            found = [Wsgi()(url).status if place == "door" else site(url, client) for url in urls]
+            assert found == [200, 200, 404]
+        problems = [each for each in run_checks(tags=["bloomguard"]) if "may be another column" in each.msg]
+        assert {(each.id, "numbers" in each.msg) for each in problems} == {("bloomguard.W102", True)}
 
 
 @pytest.mark.parametrize("client", [Client, AsyncClient])
