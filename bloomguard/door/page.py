@@ -80,7 +80,8 @@ class ProbeResponse:
 class NotFoundPage:
     """A 404 that is ready to be sent.
 
-    Requests with one of the headers ``varies`` (names in lower case) must not get it. ``nonces`` are the tokens in
+    Requests with one of the headers ``varies`` (names in lower case) must not get it, nor those with one of the keys
+    ``signs_in`` of ``META``, by which a middleware signs a visitor in. ``nonces`` are the tokens in
     ``headers`` and ``body`` that differ between responses. ``any_port``: it is the same for each port of the host.
     """
 
@@ -91,17 +92,20 @@ class NotFoundPage:
     varies: frozenset[str]
     nonces: tuple[str, ...]
     any_port: bool
+    signs_in: frozenset[str]
 
     @cached_property
     def environ_keys(self) -> tuple[str, ...]:
-        """The keys of the headers ``varies`` in a WSGI environment."""
+        """The keys of these headers in a WSGI environment."""
         names = [name.upper().replace("-", "_") for name in sorted(self.varies)]
-        return tuple(name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}" for name in names)
+        found = (name if name in ("CONTENT_TYPE", "CONTENT_LENGTH") else f"HTTP_{name}" for name in names)
+        return (*found, *sorted(self.signs_in))
 
     @cached_property
     def header_names(self) -> frozenset[bytes]:
-        """The names of the headers ``varies`` in an ASGI scope."""
-        return frozenset(name.encode("latin-1") for name in self.varies)
+        """The names of these headers in an ASGI scope."""
+        signs_in = (name.removeprefix("HTTP_").replace("_", "-").lower() for name in self.signs_in)
+        return frozenset(name.encode("latin-1") for name in (*self.varies, *signs_in))
 
     def answer(self, method: str) -> tuple[Headers, bytes]:
         """Return the headers and the body for one request, with new nonces.
@@ -117,11 +121,18 @@ class NotFoundPage:
 
 
 def make_page(
-    get: ProbeResponse, head: ProbeResponse, others: Iterable[ProbeResponse], *, any_port: bool
+    get: ProbeResponse,
+    head: ProbeResponse,
+    others: Iterable[ProbeResponse],
+    *,
+    any_port: bool,
+    varies: frozenset[str],
+    signs_in: frozenset[str],
 ) -> NotFoundPage:
     """Build the page of one host and scheme from the responses to a GET and a HEAD, with which all ``others`` agree.
 
-    Raises :class:`DoorClosed` if two responses differ; it names the difference and both requests.
+    ``varies`` are headers that the responses do not name. Raises :class:`DoorClosed` if two responses differ; it names
+    the difference and both requests.
     """
     others = list(others)
     if get.status != head.status:
@@ -145,9 +156,10 @@ def make_page(
         head_headers=_sent(head_headers),
         body=get.body,
         # No probe sends credentials.
-        varies=get.varies | head.varies | {"authorization"},
+        varies=get.varies | head.varies | varies | {"authorization"},
         nonces=nonces,
         any_port=any_port,
+        signs_in=signs_in,
     )
 
 

@@ -14,11 +14,10 @@ import re
 import time
 import uuid
 from asyncio import _get_running_loop
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
@@ -41,9 +40,11 @@ from django.utils.http import parse_http_date_safe
 
 from ..guards.fields import kind_of, value_field
 from ..lookups.context import PROBE, contexts
+from ..routes.openness import middleware_classes
 from ..routes.table import NO_ID
 from .page import DoorClosed, NotFoundPage, ProbeResponse, make_page
 from .paths import DoorRoute
+from .visitors import STRANGER, Visitor, visitor_with_message, visitors
 
 logger = logging.getLogger("bloomguard")
 
@@ -54,10 +55,6 @@ _Found = tuple[list[DoorRoute], Pages]
 
 #: Each host costs dozens of requests at start.
 MOST_HOSTS = 100
-#: Addresses from networks reserved for documentation (RFC 5737): no site trusts them.
-_CLIENT, _OTHER_CLIENT = "192.0.2.10", "198.51.100.20"
-#: An address from a private network: a site may show such clients another page. No page is built from these.
-_INSIDER = "10.0.0.10"
 _PORT = 8081
 #: How many random IDs to try, as some may exist.
 _TRIES = 5
@@ -65,23 +62,6 @@ _TRIES = 5
 _MOST = 2**63 - 1
 
 _random = random.SystemRandom()
-
-
-@dataclass(frozen=True)
-class Visitor:
-    """The client, headers and query string of a probe; ``words`` describe what is special about them."""
-
-    words: str = field(default="", compare=False)
-    client: str = _CLIENT
-    headers: Mapping[str, str] = field(default_factory=dict)
-    query: str = ""
-
-    def without(self, names: frozenset[str]) -> Visitor:
-        """Return a copy without these headers."""
-        return replace(self, headers={name: value for name, value in self.headers.items() if name not in names})
-
-
-STRANGER = Visitor()
 
 
 def hosts() -> list[str]:
@@ -165,7 +145,19 @@ class Probes:
             if "HEAD" in route.methods and (is_first or "GET" not in route.methods):
                 others.append(self._ask(host, scheme, path, STRANGER, "HEAD", route))
         with_port = self._ask(f"{host}:{_PORT}", scheme, self._unknown)
-        return make_page(get, head, others, any_port=not get.difference(with_port))
+        unasked = frozenset({"cookie"} if self._shows_messages(get, host, scheme) else ())
+        any_port = not get.difference(with_port)
+        return make_page(get, head, others, any_port=any_port, varies=unasked, signs_in=_signing_in())
+
+    def _shows_messages(self, get: ProbeResponse, host: str, scheme: str) -> bool:
+        """Whether the page is another one for a visitor with a message in a cookie, which ``Vary`` does not name."""
+        visitor = visitor_with_message()
+        if visitor is None or "cookie" in get.varies:
+            return False
+        try:
+            return bool(get.difference(self._ask(host, scheme, self._unknown, visitor)))
+        except DoorClosed:  # the page deletes the cookie
+            return True
 
     def _ask(
         self,
@@ -200,32 +192,10 @@ class Probes:
         return ProbeResponse(asked, method, response.status_code, response.reason_phrase, tuple(response.items()), body)
 
 
-def visitors() -> list[Visitor]:
-    """Return the visitors that all must get the same page; the last one combines everything."""
-    language = next((code for code, _ in settings.LANGUAGES if code != settings.LANGUAGE_CODE), "de")
-    cookies = {
-        settings.SESSION_COOKIE_NAME: get_random_string(32),
-        settings.CSRF_COOKIE_NAME: get_random_string(32),
-        settings.LANGUAGE_COOKIE_NAME: language,
-    }
-    cookie = {"cookie": "; ".join(f"{name}={value}" for name, value in cookies.items())}
-    browser = {
-        "accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8",
-        "accept-encoding": "gzip, deflate, br",
-        "accept-language": f"{language},fr;q=0.5",
-        "user-agent": "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0",
-    }
-    script = {"accept": "application/json", "x-requested-with": "XMLHttpRequest", "hx-request": "true"}
-    return [
-        Visitor("from another address", client=_OTHER_CLIENT),
-        Visitor("from a private address", client=_INSIDER),
-        Visitor("with cookies", headers=cookie),
-        Visitor("of a browser", headers=browser),
-        Visitor("of a script", headers=script),
-        Visitor("with a query string", query="page=2&next=/"),
-        Visitor("of a browser with cookies and a query string, from another address",
-                _OTHER_CLIENT, {**cookie, **browser}, "page=2"),
-    ]  # fmt: skip
+def _signing_in() -> frozenset[str]:
+    """Return the keys of ``META`` by which ``RemoteUserMiddleware``, or the like, signs a visitor in."""
+    found = [getattr(each, "header", None) for each in middleware_classes()]
+    return frozenset(key for key in found if isinstance(key, str))
 
 
 def _headers(host: str, scheme: str, visitor: Visitor) -> dict[str, str]:

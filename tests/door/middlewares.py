@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from contextvars import ContextVar
 
+from django.contrib.auth.middleware import RemoteUserMiddleware
 from django.http import HttpResponse, HttpResponseForbidden, HttpResponseNotFound, HttpResponsePermanentRedirect
 
 from bloomguard.lookups.context import guarded_lookups
@@ -14,6 +15,12 @@ from tests.shop.models import Product
 MASK = 0x5555
 #: What ``notes_tenant`` has read of the request.
 tenant = ContextVar("tenant", default="")
+
+
+class ByOwnHeader(RemoteUserMiddleware):
+    """Signs in whoever a proxy has let through."""
+
+    header = "HTTP_X_USER"
 
 
 def _after(change):

@@ -8,6 +8,7 @@ import re
 import threading
 
 import pytest
+from django.contrib.messages import get_messages
 from django.core.handlers.asgi import ASGIHandler
 from django.core.handlers.wsgi import WSGIHandler
 from django.db import OperationalError, connection, connections
@@ -219,6 +220,41 @@ def test_a_nonce_is_fresh_in_header_and_body(shop, shielded, pages, settings):
         seen.add(nonce)
 
     assert (len(seen), site.reached) == (3, [])
+
+
+@pytest.mark.parametrize("shows", [True, False])
+def test_a_page_that_shows_messages_is_for_those_without_cookies(shop, shielded, pages, settings, shows):
+    """A message in a cookie is shown once, and the cookie deleted; `Vary` does not name it."""
+    settings.MIDDLEWARE = STARTPROJECT
+    settings.MESSAGE_STORAGE = "django.contrib.messages.storage.fallback.FallbackStorage"  # the default
+    told = lambda request: [str(each) for each in get_messages(request)] if shows else ""  # noqa: E731
+    pages(handler404=not_found(lambda request, exception: f"nothing here {told(request)}"))
+    site = shielded()
+
+    assert site("/p/8/").status == 404
+    assert site.reached == []
+    site("/p/8/", headers={"cookie": "a=1"})
+    assert site.reached == (["/p/8/"] if shows else [])
+
+
+@pytest.mark.parametrize("header", ["remote-user", "x-user"])
+def test_who_is_signed_in_by_a_header_gets_the_page_from_django(shop, shielded, pages, settings, header):
+    """`RemoteUserMiddleware` may sign in whoever comes with it, and set cookies."""
+    signs_in = {"remote-user": "django.contrib.auth.middleware.RemoteUserMiddleware", "x-user": ours("ByOwnHeader")}
+    settings.MIDDLEWARE = [*STARTPROJECT, signs_in[header]]
+    pages(handler404=not_found(lambda request, exception: "nothing here"))
+    site = shielded()
+    assert site("/p/8/").status == 404
+    assert site.reached == []
+
+    if shielded is Wsgi and header == "remote-user":  # of the server's own, not of the client's
+        application = site.application
+        site.application = lambda environ, start: application({**environ, "REMOTE_USER": "ann"}, start)
+        site("/p/8/")
+    else:
+        site("/p/8/", headers={header: "ann"})
+
+    assert site.reached == ["/p/8/"]
 
 
 def test_a_page_that_varies_with_cookies_is_for_those_without(shop, shielded, pages):
