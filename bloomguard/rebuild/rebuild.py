@@ -161,7 +161,8 @@ class Rebuild:
         row = self.table.current(self.guard.name)
         if row.building:
             refuse_if_alive(self.table, row)
-        held = held_by_hand(self.table.row(self.guard.name)) if self._unless_held else ""
+        whole = self.table.row(self.guard.name)  # not later: the project's own connection may be idle for hours then
+        self._baseline, held = growth_baseline(whole), held_by_hand(whole) if self._unless_held else ""
         if held:  # if it is fenced after this, the announcement fails
             raise BuilderBusy(f"{self.guard.name}: stays disabled: {held}")
         self._row, self._names_before = row, self.store.names(self.guard.name)
@@ -338,7 +339,7 @@ class Rebuild:
             "bytes": layout.total_bytes,
             "error_rate_measured": measured,
             "reason": "",
-            **growth_baseline(self.table.row(self.guard.name)),
+            **self._baseline,
         }
         published = self.table.swap(self._row, **changes)
         if published is None:

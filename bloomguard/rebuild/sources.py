@@ -64,10 +64,15 @@ class ScopedSource(Source):
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        if self._is_database:
-            yield
-            return
         connection: Any = self.connection
+        if self._is_database:
+            try:
+                yield
+            finally:
+                # The others may be read for hours, and a firewall forgets a connection that is idle for so long.
+                if connection.vendor != "sqlite" and not connection.in_atomic_block:
+                    connection.close()
+            return
         tenant, include_public = connection.tenant, connection.include_public_schema
         connection.set_schema(self.scope)
         try:

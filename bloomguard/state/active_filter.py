@@ -312,6 +312,7 @@ class ActiveFilter:
         """Release generations that the row no longer names: a mapped file occupies disk space until then."""
         with self._lock:
             self._change = state.change
+            self.last_check = self.last_check if self.answered_last in state.generations else None
             self._opened = {name: each for name, each in list(self._opened.items()) if name in state.generations}
             self._refused = {name: each for name, each in list(self._refused.items()) if name in state.generations}
         self.negative_cache.tidy(state.generations)
@@ -356,10 +357,13 @@ class ActiveFilter:
             # A standby that is not kept yet is still used by processes that have not read the row since.
             if name != state.kept or not drop_standby(state):
                 return False
-        # The lease was valid when the adds began, and one has to be valid now. Many keys take longer than a lease: then
-        # the rows are read again, and must name no generation that did not get them.
+        # The lease was valid when the adds began, and one has to be valid now. Many keys outlast a lease: then the rows
+        # are read again, and must name no generation that did not get them.
         now = self.table.renewed(self.name) if may_read else self.table.lease(self.name)
-        return now is not None and (now is state or now.is_covered_by(state))
+        if now is not state and now is not None and now.is_covered_by(state):
+            self.table.wait_for_fence(now)  # between the two, a dump may have named another one
+            return True
+        return now is state
 
     def may_be_building(self) -> bool:
         """Return whether a generation may be being built, whose scan may have read some of the rows."""
@@ -390,8 +394,7 @@ class ActiveFilter:
     def forget(self) -> None:
         """Drop all cached state, as if the process had just started."""
         with self._lock:
-            self.last_check, self.is_remote = None, None
-            self._opened, self._refused = {}, {}
-            self._change, self._none_found_at = _NO_CHANGE, float("-inf")
+            self.last_check, self.is_remote, self._none_found_at = None, None, float("-inf")
+            self._opened, self._refused, self._change = {}, {}, _NO_CHANGE
         self.negative_cache.forget()
         self._log.forget()

@@ -16,7 +16,6 @@ from typing import Any
 
 from django.db import DEFAULT_DB_ALIAS, DatabaseError, IntegrityError, OperationalError, connections
 from django.utils import timezone
-from django.utils.text import Truncator
 
 from ..models import GuardState
 from ..process import notice_fork, own_lock, seconds, seconds_left
@@ -377,7 +376,9 @@ class StateTable:
         """Return what a fence changes in the row, except the version."""
         # The standby lacks the adds that are made while the guard is fenced.
         nothing = {"standby": "", "standby_until": None, "building": "", "token": new_token()}
-        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": Truncator(reason).chars(200)}
+        text = reason.encode("ascii", "backslashreplace").decode()  # a fence must not fail because of its own reason
+        text = text if len(text) <= 200 else f"{text[:197]}..."
+        return {**nothing, "status": FENCED, "fenced_at": timezone.now(), "reason": text}
 
     @staticmethod
     def log_fenced(name: str, reason: str) -> None:

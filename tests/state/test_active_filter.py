@@ -485,6 +485,23 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
     assert generations(product, seen.active, "next") == {seen.active: True, "next": True}
 
 
+def test_an_add_waits_for_a_fence_that_came_meanwhile(product, clock, monkeypatch):
+    """Between two reads of the rows a dump may have named another filter, by which some process still answers."""
+    generation = product._runtime.active_filter._opened[states.table.current("product").active]
+    add, slept = generation.add, []
+
+    def slow(keys, **kwargs):
+        add(keys, **kwargs)
+        StateTable(Counting(), clock).fence("product", "because")
+        clock.now += 1
+
+    monkeypatch.setattr(generation, "add", slow)
+    monkeypatch.setattr(states.table, "sleep", lambda seconds: (slept.append(seconds), clock.sleep(seconds)))
+
+    assert added(product, 50)
+    assert slept == [2.0]
+
+
 def test_an_add_without_a_lease_is_no_add(product, clock, connection):
     """While the state rows cannot be read, nobody knows where a key has to go."""
     clock.now += 1

@@ -446,7 +446,7 @@ def test_a_fence_is_seen_within_a_lease(table):
     row = GuardState.objects.using(table.connection.alias).get()
     assert row.reason.startswith("because x")
     assert len(row.reason) == 200
-    assert row.reason.endswith("xx…")
+    assert row.reason.endswith("xx...")
     assert row.fenced_at is not None
 
 
