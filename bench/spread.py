@@ -17,7 +17,6 @@ from bloomguard.stores.redis import RedisStore
 
 from .report import Report
 
-NODES = 64
 KEYS = 4_000_000
 GENERATION = "0123456789abcdef01234567"
 
@@ -45,7 +44,7 @@ def rows(report: Report) -> None:
     """The spread of three sizes, and what plain names would have made of it."""
     cluster = RedisStore("bench", url="redis://127.0.0.1:1", cluster=True)  # which connects when it is asked
     alone = RedisStore("bench", url="redis://127.0.0.1:1")
-    for ids, nodes in ((100_000_000, 6), (1_000_000_000, NODES), (10_000_000_000, NODES)):
+    for ids, nodes in ((100_000_000, 3), (1_000_000_000, 6), (10_000_000_000, 64)):
         planned = layout(ids, cluster.shard_bytes)
         what = f"{ids / 1e9:g}e9 ids, {planned.header.shards:,} shards"
         report.add(

@@ -178,8 +178,9 @@ ARGUMENTS = {
     "require_http_methods": (["GET"],),
     "vary_on_headers": ("Accept",),
     "cache_control": {"private": True},
+    "sensitive_post_parameters": ("password",),
 }
-MODULES = ("cache", "clickjacking", "common", "csrf", "gzip", "http", "vary")
+MODULES = ("cache", "clickjacking", "common", "csrf", "debug", "gzip", "http", "vary")
 
 
 def view(request, pk):

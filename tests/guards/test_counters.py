@@ -122,9 +122,11 @@ def test_a_forked_child_begins_anew():
 
     child = os.fork()
     if not child:
-        counters["absent"]()
-        os.write(write, repr(mine.read()).encode())
-        os._exit(0)
+        try:
+            counters["absent"]()
+            os.write(write, repr(mine.read()).encode())
+        finally:
+            os._exit(0)
     os.waitpid(child, 0)
 
     assert os.read(read, 1_000).decode() == "{('city', 'absent'): 1}"
@@ -140,8 +142,10 @@ def test_forked_children_draw_at_places_of_their_own():
     for _ in range(5):
         child = os.fork()
         if not child:
-            os.write(write, b"%d " % next(number for number in itertools.count() if draw()))
-            os._exit(0)
+            try:
+                os.write(write, b"%d " % next(number for number in itertools.count() if draw()))
+            finally:
+                os._exit(0)
         os.waitpid(child, 0)
 
     assert len(set(os.read(read, 1_000).split())) > 1

@@ -144,7 +144,7 @@ def test_the_handler_of_a_signal_may_write_in_the_middle():
 
     thread = threading.Thread(target=write, daemon=True)
     thread.start()
-    thread.join(10)
+    thread.join(60)
 
     assert left == [True, True]
     assert not unadded.writers

@@ -625,7 +625,7 @@ def test_a_task_that_hangs_or_is_cancelled_holds_up_nobody(shop, cancel, patienc
         await asyncio.sleep(0)
         if cancel:
             stuck.cancel()
-        found = await asyncio.wait_for(asyncio.gather(*others), 30)
+        found = await asyncio.wait_for(asyncio.gather(*others), 60)
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stuck

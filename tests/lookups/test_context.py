@@ -295,8 +295,10 @@ def test_a_child_of_a_view_is_left_alone(shop, settings):
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            os.write(writing, b"open" if contexts.get() is not None else b"none")
-            os._exit(0)
+            try:
+                os.write(writing, b"open" if contexts.get() is not None else b"none")
+            finally:
+                os._exit(0)
         os.waitpid(child, 0)
         found.extend([os.read(reading, 10), contexts.get() is not None])
         os.close(reading)

@@ -108,11 +108,13 @@ def test_a_row_that_moves_to_a_page_of_before_is_not_lost(kind, clock, fresh, mo
         if done == 70:
             Article.objects.filter(id=row.pk).update(id=-1)
 
+    is_built = False
     with suppress(RebuildError):  # or the build fails, and the next one reads the row where it is
-        Rebuild(registry["article"], sleep=clock.sleep, progress=move).run()
+        is_built = Rebuild(registry["article"], sleep=clock.sleep, progress=move).run().rows > 0
 
     assert Article.objects.filter(id=-1, slug=row.slug).exists()
-    assert registry["article"]._runtime.decide(row.slug) != ABSENT
+    decide = registry["article"]._runtime.decide
+    assert (decide(row.slug) != ABSENT, decide("none") == ABSENT) == (True, is_built)
 
 
 @pytest.mark.usefixtures("each_database")
@@ -429,6 +431,7 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
     def announced(self, seen):
         # SQLite has one writer at a time, so there it is the announcement that waits for the transaction.
         if connections[database.current].vendor == "sqlite":
+            go_on.set()
             return announce(self, seen)
         writer.start()
         written.wait(60)
@@ -441,7 +444,6 @@ def test_a_writer_of_before_is_waited_for(start, fresh, monkeypatch):
     if connections[database.current].vendor == "sqlite":
         writer.start()
         written.wait(60)
-        go_on.set()
 
     report = Rebuild(registry["product"], sleep=settled).run()
     writer.join()
@@ -685,9 +687,9 @@ def announced_by(builder: str, silent: float = 0.0, generation: str = "theirs") 
     ("builder", "silent", "alive"),
     [
         ("elsewhere/1", 0, True),
-        ("elsewhere/1", 59, True),
+        ("elsewhere/1", 30, True),
         ("elsewhere/1", 61, False),
-        ("elsewhere/1", -59, True),  # its clock is fast
+        ("elsewhere/1", -30, True),  # its clock is fast
         ("elsewhere/1", -7_200, False),  # it was killed before its clock, or this one, was set back
         (f"{socket.gethostname()}/1", 0, True),
         (f"{socket.gethostname()}/4194999", 0, False),

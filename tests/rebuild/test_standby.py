@@ -278,7 +278,7 @@ def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypat
     """A standby that nobody kept goes too, a minute after it was replaced, and two leases after it was looked at."""
     waited = []
     seen = states.table.current("product")
-    seen = states.table.swap(seen, standby_until=None, published_at=timezone.now() - timedelta(seconds=50))
+    seen = states.table.swap(seen, standby_until=None, published_at=timezone.now() - timedelta(seconds=20))
     clear_away([registry["product"]], waited.append)
     before = lying()
     states.table.swap(seen, published_at=timezone.now() - timedelta(seconds=70))

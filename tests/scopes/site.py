@@ -13,7 +13,9 @@ from bloomguard.lookups import guarded_lookups
 from bloomguard.rebuild import rebuild
 from bloomguard.state import table
 from bloomguard.state.connection import StateConnection
+from tests.support.patience import be_patient
 
+be_patient()
 StateConnection.is_temporary = False  # type: ignore[assignment]  # it stays open, as on a site
 
 

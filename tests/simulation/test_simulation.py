@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.filterwarnings("default")
+pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(1200)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "protocol.md"
 #: What nothing of is proved without.

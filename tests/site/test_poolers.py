@@ -164,7 +164,7 @@ def test_a_pool_of_one_connection_is_enough(origin, clock):
     connection: Any = connections["postgresql"]
     if connection.Database.__name__ != "psycopg":
         pytest.skip("Django has a pool with psycopg 3 alone")
-    connection.settings_dict["OPTIONS"] = {"pool": {"min_size": 1, "max_size": 1, "timeout": 1}}
+    connection.settings_dict["OPTIONS"] = {"pool": {"min_size": 1, "max_size": 1, "timeout": 60}}
     try:
         with registered(Product, name="pooled", filter="cuckoo") as guard:
             Product.objects.bulk_create(Product(pk=pk) for pk in (1, 2))

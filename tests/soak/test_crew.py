@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SHORT = {"operations": 10_000, "kills": 8, "builds": 0, "seconds": 1.5, "patience": 60, "written": 0.1, "hits": 5}
+SHORT = {"operations": 10_000, "kills": 8, "builds": 0, "seconds": 1.5, "patience": 240, "written": 0.1, "hits": 5}
 FULL = {
     "operations": 1_000_000,
     "kills": 200,

@@ -174,11 +174,12 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
     """The statement fails when its time is over, and the next one has a connection of its own."""
     if each_database != "postgresql":
         pytest.skip("SQLite has no server")
-    monkeypatch.setattr(connection_module, "READ_SECONDS", 0.2)
     kept.execute("SELECT 1")
 
-    with pytest.raises(TimedOut, match="has not answered"):
-        kept.execute("SELECT pg_sleep(600)")
+    with monkeypatch.context() as patch:
+        patch.setattr(connection_module, "READ_SECONDS", 0.2)
+        with pytest.raises(TimedOut, match="has not answered"):
+            kept.execute("SELECT pg_sleep(600)")
 
     assert kept.execute("SELECT 1")[0] == [(1,)]
     with connections["postgresql"].cursor() as cursor:  # or the server sleeps on, and its database cannot be copied

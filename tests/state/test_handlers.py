@@ -148,7 +148,7 @@ def test_a_handler_may_ask_and_write_in_the_middle_of(section, build):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(15)
+    thread.join(60)
 
     assert not thread.is_alive()
     assert errors == []

@@ -205,6 +205,7 @@ def test_processes_lose_no_count(files):
     for each in crew:
         each.join(60)
 
+    assert [each.exitcode for each in crew] == [0] * 4
     assert kept(files) == {3: 2_000, 4: 4_000}
 
 

@@ -53,7 +53,7 @@ def add_and_check(path, part, rounds, barrier, lost) -> None:
     for number in range(rounds):
         generation = files.open("city", str(number), find)
         mine = numbers_of(part, number)
-        barrier.wait()  # all of them in one small filter at once
+        barrier.wait(60)  # all of them in one small filter at once
         for at in mine:
             add(generation, key(at))
             missed += not generation.might_contain(key(random.randrange(mine.start, at + 1, PROCESSES)))
@@ -73,6 +73,7 @@ def test_four_processes_lose_no_bit(files):
     for each in crew:
         each.join()
 
+    assert [each.exitcode for each in crew] == [0] * PROCESSES
     assert [lost.get() for _ in crew] == [0] * PROCESSES
     for number in range(rounds):
         shared = files.open("city", str(number), find)

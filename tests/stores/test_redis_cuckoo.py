@@ -147,13 +147,21 @@ def frames(generation):
     return [generation.read_shard(shard) for shard in range(len(generation.keys))]
 
 
-def test_a_large_build_takes_what_others_add_meanwhile(store, server):
+def test_a_large_build_takes_what_others_add_meanwhile(store, server, monkeypatch):
     """Adds of others before and during the load are in the filter afterwards, and no journal is left."""
     made = store.create("city", "a", make_layout("cuckoo", 1 << 18, capacity=200_000))
     other = store.open("city", "a", find)
     other.add_many(np.arange(-30_000, -10_000))
     made.add_many(np.arange(1_000, 120_000))
     stop, added = threading.Event(), []
+    load = store.load
+
+    def load_beside_adds(*args):
+        before = len(added)
+        servers.until(lambda: len(added) > before or not thread.is_alive())
+        return load(*args)
+
+    monkeypatch.setattr(store, "load", load_beside_adds)
 
     def write():
         for number in range(-9_000, 0):

@@ -9,8 +9,16 @@ SECONDS = 60.0
 PATIENT = {"connect_timeout": 60, "read_timeout": 60, "add_timeout": 60, "bulk_timeout": 60}
 #: Where there is one. Tests of the limits themselves set their own.
 LIMITS = (
+    ("bloomguard.stores", "OPEN_SECONDS"),
     ("bloomguard.stores.disk", "LOCK_SECONDS"),
+    ("bloomguard.state.connection", "CONNECT_SECONDS"),
     ("bloomguard.state.connection", "READ_SECONDS"),
+    ("bloomguard.state.connection", "CHANGE_SECONDS"),
+    ("bloomguard.guards.places", "CONNECT_SECONDS"),
+    ("bloomguard.guards.places", "READ_SECONDS"),
+    ("bloomguard.guards.runtime", "CONNECT_SECONDS"),
+    ("bloomguard.guards.runtime", "READ_SECONDS"),
+    ("bloomguard.routes.table", "_PATIENCE"),
     ("bloomguard.state.table", "RENEWAL_PATIENCE"),
     ("bloomguard.metrics", "_PATIENCE"),
 )
@@ -21,4 +29,4 @@ def be_patient() -> None:
     for path, name in LIMITS:
         module = import_module(path)
         assert hasattr(module, name), f"{path}.{name} has another name now"
-        setattr(module, name, SECONDS)
+        setattr(module, name, type(getattr(module, name))(SECONDS))  # drivers take whole seconds only

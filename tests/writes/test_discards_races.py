@@ -81,8 +81,8 @@ def articles(monkeypatch: pytest.MonkeyPatch, fresh: None) -> Any:
         yield guard
 
 
-def write(draw: random.Random) -> None:
-    """One of the ways in which a row comes or goes, by whoever is faster, and sometimes undone."""
+def write(draw: random.Random) -> bool:
+    """One of the ways in which a row comes or goes, by whoever is faster, and sometimes undone; whether it was done."""
     slug = f"{draw.choice(LETTERS)}{draw.randint(1, ARTICLES_A_LETTER)}"
     rows = Article.objects.filter(slug=slug)
     try:
@@ -105,19 +105,21 @@ def write(draw: random.Random) -> None:
                     )
             if draw.random() < 0.1:
                 transaction.set_rollback(True, using="postgresql")
-    except DatabaseError:
-        pass  # a deadlock, or somebody else's row of this slug
+        return True
+    except DatabaseError:  # a deadlock, or somebody else's row of this slug
+        return False
 
 
 def race(guard: Guard, writes: int, threads: int = 4) -> None:
     """So many writes by each of some threads; after each, every letter has to be let through."""
     faults: list[object] = []
+    done: list[bool] = []
 
     def work(seed: int) -> None:
         draw = random.Random(seed)
         try:
             for _ in range(writes):
-                write(draw)
+                done.append(write(draw))
                 faults.extend(letter for letter in LETTERS if guard.verdict(f"{letter}0") is Verdict.ABSENT)
         except Exception as error:
             faults.append(error)
@@ -131,6 +133,7 @@ def race(guard: Guard, writes: int, threads: int = 4) -> None:
         thread.join()
 
     assert faults == []
+    assert sum(done) > len(done) / 2
 
 
 @pytest.mark.django_db(transaction=True, databases="__all__")
