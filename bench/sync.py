@@ -277,7 +277,7 @@ class BigTable:
         """Return the seconds that the UPDATE takes, and the megabytes by which the process grows meanwhile."""
         from bloomguard.rebuild import Rebuild
 
-        Rebuild(self.guard).run()  # the UPDATE before has fenced the guard
+        Rebuild(self.guard).run()  # on MariaDB the UPDATE before has fenced the guard
         (self.site.hooks.on if hooked else self.site.hooks.off)()
         Path("/proc/self/clear_refs").write_text("5")  # the highest size begins anew
         before, began = _megabytes("VmRSS"), time.perf_counter()

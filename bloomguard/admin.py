@@ -152,14 +152,21 @@ class GuardAdmin(admin.ModelAdmin):  # type: ignore[type-arg]  # not generic at 
             messages.success(request, _("Guard %(guard)s: %(what)s") % {"guard": guard.name, "what": outcome})
 
     def _queue(self, request: HttpRequest, operation: Operation, guards: list[Guard]) -> None:
-        queued = queue_work(operation.name, guards, request.user)
+        queued, failed = [], []
+        for guard in guards:
+            try:
+                queued += queue_work(operation.name, [guard], request.user)
+            except Exception as error:  # of the project's backend, whose queue does not answer
+                failed.append(guard)
+                words = _("Guard %(guard)s: it was not queued because the queue failed (%(error)s).")
+                messages.error(request, words % {"guard": guard.name, "error": type(error).__name__})
         if queued:
             words = ngettext(
                 "%(count)d guard is queued for a worker.", "%(count)d guards are queued for a worker.", len(queued)
             )
             messages.success(request, words % {"count": len(queued)})
         for guard in guards:
-            if guard not in queued:
+            if guard not in queued and guard not in failed:
                 messages.warning(
                     request, _("Guard %(guard)s: a task for it is already queued or running.") % {"guard": guard.name}
                 )

@@ -11,6 +11,7 @@ import re
 import signal
 import time
 from datetime import datetime, timedelta, timezone
+from unittest import mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -498,6 +499,16 @@ def test_watching(told, capsys, monkeypatch):
 
     assert pauses == [5.0] * 3
     assert capsys.readouterr().out.count("blocked") == 3
+
+
+def test_figures_that_are_interrupted_are_no_success(told, monkeypatch):
+    """Only what would go on for ever ends well by Ctrl-C."""
+    monkeypatch.setattr(
+        "bloomguard.management.commands.filter_stats.read_series", mock.Mock(side_effect=KeyboardInterrupt)
+    )
+
+    with pytest.raises(KeyboardInterrupt):
+        call_command("filter_stats", "product", "--json")
 
 
 def test_watching_ends_with_its_reader(shop, start):

@@ -154,11 +154,17 @@ def check_triggers(app_configs: Any, databases: Sequence[str] | None = None, **k
 
 
 def _guards_in(databases: Sequence[str] | None) -> Iterator[tuple[Guard, str]]:
-    """Yield the guards whose rows are in ``databases``, each with its database; all guards without ``databases``."""
+    """Yield the guards whose rows are in ``databases``, each with its database; all guards without ``databases``.
+
+    Shards are looked at if they are named: there may be hundreds.
+    """
     for guard in registry:
-        alias = alias_of(guard)
-        if alias and (databases is None or alias in databases):
-            yield guard, alias
+        aliases = [alias_of(guard)]
+        if guard.scope == DATABASE and databases is not None:
+            aliases += databases_of(guard.model)
+        for alias in dict.fromkeys(aliases):
+            if alias and (databases is None or alias in databases):
+                yield guard, alias
 
 
 def _writers(catalogue: Catalogue, guard: Guard, vendor: str) -> list[tuple[str, str]]:

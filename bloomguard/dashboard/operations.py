@@ -168,7 +168,18 @@ def is_under_way(task: GuardTask) -> bool:
 
 def command(work: str, guards: Sequence[Guard]) -> str:
     """Return the command that does the same on a site without workers."""
-    return " ".join(["python manage.py", OPERATIONS[work].command, *(guard.name for guard in guards)])
+    words = [OPERATIONS[work].command, *(guard.name for guard in guards)]
+    if any(map(is_in_memory, guards)):
+        return f"call_command({', '.join(map(repr, words))})"
+    return " ".join(["python manage.py", *words])
+
+
+def is_in_memory(guard: Guard) -> bool:
+    """Return whether its filter is in the memory of the site's process, where no worker can read or build it."""
+    try:
+        return guard._runtime.active_filter.store.is_of_one_process
+    except ConfigurationError:  # the work itself reports it
+        return False
 
 
 def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:
@@ -197,7 +208,10 @@ def run(work: str, name: str, user_pk: str) -> None:
     _record(name, work=work, status=GuardTask.Status.RUNNING, done=0, total=0, outcome="")
     status, words = GuardTask.Status.FAILED, ""
     try:
-        words = (_rebuild if work == REBUILD else _verify)(registry[name])
+        if is_in_memory(guard := registry[name]):  # to build one here would make the site's useless
+            where = f"the store {guard.store!r} keeps filters in the memory of the site's process"
+            raise ConfigurationError(f"{where}, which has to call {command(work, [guard])} itself")
+        words = (_rebuild if work == REBUILD else _verify)(guard)
         status = GuardTask.Status.DONE
     except BaseException as error:
         words = _why(error, work, name)

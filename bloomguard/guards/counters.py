@@ -190,7 +190,7 @@ def digest(guard: Guard, value: Any) -> str:
     """Return the digest of ``value`` for this guard as 16 hexadecimal digits; empty if the value has no key."""
     try:
         key = guard._meta.keys.key(value)
-    except ValueError:
+    except Exception:  # the decision has the reason
         return ""
     return hashlib.blake2b(guard.name.encode() + b"\0" + key, key=settings.secrets[0], digest_size=8).hexdigest()
 

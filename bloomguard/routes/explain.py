@@ -27,7 +27,7 @@ from ..lookups.query import concrete
 from ..lookups.select import answers_queries
 from ..rebuild.plan import open_active
 from ..state.table import LEASE_SECONDS
-from ..state.verdicts import DISABLED, ERROR, SHADOW, Decision, Verdict
+from ..state.verdicts import DISABLED, ERROR, SHADOW, UNKEYABLE, Decision, Verdict
 from ..writes.fencing import table_of
 from .discovery import is_of_key, looked_up_by, models_named_by, reason_against, why_not_found
 from .openness import ELSEWHERE, LAST, MISSING, guarded_views, guards_place, layers
@@ -244,6 +244,8 @@ def _decide(guard: Guard, value: Any) -> tuple[Decision, str]:
     """Return the decision of :meth:`GuardRuntime.decide` and its error, without metrics and without a spot check."""
     if not conf.settings.is_enabled:
         return DISABLED, ""
+    if value is NO_ID:
+        return UNKEYABLE, ""
     fault = ""
     try:
         decision = guard._runtime.ask(guard._runtime.key(value))
@@ -306,7 +308,7 @@ def _places(row: Row, guard: Guard, *, is_in_view: bool) -> tuple[list[str], str
 
 def _key(guard: Guard, value: Any) -> str:
     try:
-        return guard._meta.keys.key(value).hex()
+        return "" if value is NO_ID else guard._meta.keys.key(value).hex()
     except Exception:  # the decision already has the reason
         return ""
 

@@ -9,6 +9,7 @@ import pytest
 from django.core.checks import run_checks
 from django.db import connections
 
+from bloomguard.checks import databases
 from bloomguard.exceptions import RebuildError
 from bloomguard.filters import codec
 from bloomguard.guards import registry
@@ -18,7 +19,7 @@ from bloomguard.state import table as states
 from tests.conftest import Counting, forget
 from tests.shop.models import Product
 from tests.support import database
-from tests.support.guarding import make_guard
+from tests.support.guarding import make_guard, registered
 from tests.support.roles import as_role
 
 pytestmark = [
@@ -328,6 +329,19 @@ def test_a_trigger_that_makes_rows(mine, trigger):
     assert found == "bloomguard.W035"
     assert f"the trigger 'wild' on 'shop_article' in the database {database.current!r} may write its keys" in message
     assert "verify_filter --repair" in hint
+
+
+def test_shards_are_looked_at_if_they_are_named(settings):
+    """There may be hundreds of them."""
+    settings.DATABASE_ROUTERS = []
+    found = {}
+    with registered(Product, name="sharded", scope="database") as guard:
+        for named in (None, ["default"], ["default", "postgresql"], ["mariadb"]):
+            found[str(named)] = [alias for each, alias in databases._guards_in(named) if each is guard]
+
+    assert found["None"] == found["['default']"] == ["default"]
+    assert found["['default', 'postgresql']"] == ["default", "postgresql"]
+    assert found["['mariadb']"] == (["mariadb"] if "mariadb" in connections else [])
 
 
 @pytest.mark.usefixtures("each_database")

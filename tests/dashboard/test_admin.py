@@ -278,6 +278,27 @@ def test_a_database_that_fails_is_said_and_not_raised(staff, build, monkeypatch)
 
 
 @pytest.mark.parametrize("operation", ["rebuild", "verify"])
+def test_a_queue_that_fails_is_told_of(staff, monkeypatch, operation):
+    """Each guard is queued by itself: one that cannot be leaves the others, and is no page of an error."""
+    client, queued = staff("operate_guardstate"), []
+
+    def enqueue(work, name, user):
+        if name == "product":
+            raise ConnectionError("redis://:hunter2@broker")
+        queued.append(name)
+
+    monkeypatch.setattr(tasks, "queue", lambda: enqueue)
+    monkeypatch.setattr("bloomguard.admin.queue", lambda: enqueue)
+    post(client, OPERATE, action=operation, guard=["product", "order"])
+
+    page = client.get(PAGE).content.decode()
+    assert "Guard product: it was not queued because the queue failed (ConnectionError)." in page
+    assert "1 guard is queued for a worker." in page
+    assert "hunter2" not in page
+    assert queued == ["order"]
+
+
+@pytest.mark.parametrize("operation", ["rebuild", "verify"])
 def test_without_a_worker_the_page_gives_the_command(staff, monkeypatch, operation):
     """Where no worker would run a task, none is asked for: the page says what to type."""
     monkeypatch.setattr(tasks, "queue", lambda: None)

@@ -16,6 +16,7 @@ from bloomguard.exceptions import ConfigurationError, RebuildError
 from bloomguard.guards import registry
 from bloomguard.models import GuardState, GuardTask
 from bloomguard.rebuild import rebuild, verify
+from tests.conftest import forget
 from tests.management.test_verify_filter import insert_unseen
 from tests.shop.models import Product
 from tests.support.guarding import registered
@@ -126,6 +127,21 @@ def test_our_own_reasons_are_told(user, at_once, monkeypatch):
     tasks.run("rebuild", "product", str(user.pk))
 
     assert ended()[0]["product"] == ("failed", "Failed: product: there is no room")
+
+
+@pytest.mark.parametrize("work", ["rebuild", "verify"])
+def test_a_filter_in_the_memory_of_the_site_is_no_work_for_a_worker(user, build, settings, work):
+    """One that the worker built in its own memory would make the site's useless."""
+    settings.BLOOMGUARD = {"STORES": {"default": {"BACKEND": "bloomguard.stores.memory.MemoryStore"}}}
+    forget()
+    build("product")
+
+    tasks.run(work, "product", str(user.pk))
+
+    status, words = ended()[0]["product"]
+    assert status == "failed"
+    assert words.endswith(f"which has to call call_command('{work}_filter', 'product') itself")
+    assert GuardState.objects.get(name="product").status == "armed"
 
 
 @pytest.mark.parametrize("surprise", [MemoryError, KeyboardInterrupt, SystemExit])

@@ -24,7 +24,7 @@ from bloomguard.state import verdicts
 from bloomguard.stores.base import COLUMNS
 from tests.door.site import Asgi, Wsgi
 from tests.shop.models import Product
-from tests.support.guarding import urlconf
+from tests.support.guarding import make_guard, urlconf
 
 GUARD = "bloomguard.middleware.BloomGuardMiddleware"
 
@@ -305,3 +305,8 @@ def test_the_benchmark_counts_as_a_request_does(monkeypatch):
     taken = figures.counting()
 
     assert set(taken) == {"bare", "a request that passes", "a request that is blocked"}
+
+
+def test_a_guard_with_a_mistake_has_no_digest():
+    """It has no key either; whoever logs the verdict gets the reason."""
+    assert counts.digest(make_guard(Product, name="broken", lookup="nothing"), 7) == ""

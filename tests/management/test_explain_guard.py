@@ -9,7 +9,7 @@ from asgiref.sync import async_to_sync
 from django.core.management import CommandError, call_command
 from django.http import Http404
 from django.test import AsyncClient, Client
-from django.urls import URLPattern, path
+from django.urls import URLPattern, path, re_path
 
 from bloomguard.guards import registry
 from bloomguard.guards.counters import counts
@@ -379,6 +379,16 @@ class OwnPattern(URLPattern):
         if match is not None:
             match.func = lambda request, **kwargs: None
         return match
+
+
+def test_a_path_without_the_id_has_no_key(build, capsys, settings):
+    """An optional group may leave it out; the middleware asks nothing then."""
+    settings.ROOT_URLCONF = urlconf(re_path(r"^a/(?:(?P<slug>\w+)/)?$", views.article, name="article"))
+    build("article")
+
+    found = explained(capsys, "/a/")["guards"][0]
+
+    assert (found["value"], found["key"], found["verdict"], found["reason"]) == ("", "", "unknown", "unkeyable")
 
 
 def test_a_pattern_that_finds_its_view_itself_is_named(shop, settings, capsys):

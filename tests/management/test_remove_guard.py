@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from unittest import mock
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -84,6 +85,17 @@ def test_it_asks_first(former, monkeypatch, answer, is_removed):
 
     assert GuardState.objects.filter(name="former").exists() is not is_removed
     assert former.exists() is not is_removed
+
+
+def test_ctrl_c_at_the_question_removes_nothing(former, monkeypatch):
+    """As any other answer than ``yes``, and the exit code says that it was stopped."""
+    monkeypatch.setattr("builtins.input", mock.Mock(side_effect=KeyboardInterrupt))
+
+    with pytest.raises(CommandError, match=r"^nothing was removed$") as stopped:
+        run("former")
+
+    assert stopped.value.returncode == 130
+    assert GuardState.objects.filter(name="former").exists()
 
 
 def test_without_a_terminal_it_removes_nothing(former, monkeypatch):

@@ -643,48 +643,48 @@ def test_a_great_many_rows_wait_for_the_next_build(articles, monkeypatch):
     assert [articles.verdict(slug) for slug in "abc"] == [MAYBE] * 3
 
 
-class Tag(models.Model):
+class Label(models.Model):
     """A row of a table that is older than its model: what it has as primary key is neither unique nor always there."""
 
     text = models.CharField(max_length=50)
 
     class Meta:
-        app_label, db_table = "shop_own", "raw_tags"
+        app_label, db_table = "shop_own", "raw_labels"
 
 
 @pytest.fixture
-def tags(each_database: str) -> Iterator[Any]:
+def labels(each_database: str) -> Iterator[Any]:
     with connections[database.current].cursor() as cursor:
-        cursor.execute("CREATE TABLE raw_tags (id bigint, text varchar(50) NOT NULL)")
-        cursor.execute("INSERT INTO raw_tags VALUES (1, 'a'), (1, 'b'), (2, 'c'), (NULL, 'd')")
+        cursor.execute("CREATE TABLE raw_labels (id bigint, text varchar(50) NOT NULL)")
+        cursor.execute("INSERT INTO raw_labels VALUES (1, 'a'), (1, 'b'), (2, 'c'), (NULL, 'd')")
         try:
-            yield Tag
+            yield Label
         finally:
-            cursor.execute("DROP TABLE raw_tags")
+            cursor.execute("DROP TABLE raw_labels")
 
 
 @pytest.mark.parametrize("alive", [Q(), ~Q(text="")], ids=["all rows", "alive rows"])
 @pytest.mark.parametrize("text", "ab")
-def test_of_rows_that_share_a_primary_key_none_is_lost(tags, made, text, alive):
+def test_of_rows_that_share_a_primary_key_none_is_lost(labels, made, text, alive):
     """Which of them has changed cannot be told, so no key goes."""
-    guard = made(tags, lookup="text", alive=alive)
+    guard = made(labels, lookup="text", alive=alive)
 
-    tags.objects.filter(text=text).update(text="new")
+    labels.objects.filter(text=text).update(text="new")
 
-    texts = list(tags.objects.values_list("text", flat=True))
+    texts = list(labels.objects.values_list("text", flat=True))
     assert sorted(texts) == sorted({*"abcd", "new"} - {text})
     assert ABSENT not in map(guard.verdict, texts)
-    tags.objects.filter(text="new").delete()
-    assert ABSENT not in map(guard.verdict, tags.objects.values_list("text", flat=True))
-    tags.objects.create(pk=1, text="more")
-    assert ABSENT not in map(guard.verdict, tags.objects.values_list("text", flat=True))
+    labels.objects.filter(text="new").delete()
+    assert ABSENT not in map(guard.verdict, labels.objects.values_list("text", flat=True))
+    labels.objects.create(pk=1, text="more")
+    assert ABSENT not in map(guard.verdict, labels.objects.values_list("text", flat=True))
 
 
-def test_the_key_of_a_row_without_a_primary_key_is_not_lost(tags, made):
+def test_the_key_of_a_row_without_a_primary_key_is_not_lost(labels, made):
     """By a NULL no row is found again."""
-    guard = made(tags, lookup="text")
+    guard = made(labels, lookup="text")
 
-    tags.objects.filter(text="d").update(text="new")
+    labels.objects.filter(text="d").update(text="new")
 
     assert guard.verdict("new") is not ABSENT
 

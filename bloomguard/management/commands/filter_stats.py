@@ -6,7 +6,6 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from typing import Any
@@ -47,15 +46,17 @@ class Command(GuardsCommand):
         )
 
     def run(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
-        with suppress(KeyboardInterrupt):
-            try:
+        try:
+            self._print(guards, options)
+            while options["watch"] is not None:
+                self.stdout.flush()
+                time.sleep(options["watch"])
                 self._print(guards, options)
-                while options["watch"] is not None:
-                    self.stdout.flush()
-                    time.sleep(options["watch"])
-                    self._print(guards, options)
-            except BrokenPipeError:  # its reader has ended, as ``head`` does; Python writes the rest when it exits
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
+        except KeyboardInterrupt:
+            if options["watch"] is None:
+                raise
+        except BrokenPipeError:  # its reader has ended, as ``head`` does; Python writes the rest when it exits
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.stdout.fileno())
 
     def _print(self, guards: Sequence[Guard], options: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc)

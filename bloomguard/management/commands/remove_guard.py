@@ -90,3 +90,5 @@ class Command(JsonCommand):
             return input() == "yes"
         except EOFError:
             raise CommandError("nothing was removed, as nobody can be asked here: add --no-input") from None
+        except KeyboardInterrupt:
+            raise CommandError("nothing was removed", returncode=130) from None
