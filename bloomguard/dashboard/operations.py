@@ -24,7 +24,7 @@ from ..exceptions import ConfigurationError, RebuildError
 from ..guards import Guard, registry
 from ..models import GuardState, GuardTask
 from ..rebuild import Rebuild
-from ..rebuild.plan import EXPECTED
+from ..rebuild.plan import EXPECTED, is_in_memory
 from ..rebuild.verify import MOST_MISSING, Verification
 from ..state.row import BY_HAND, FENCED
 from ..writes.fencing import table_of
@@ -172,14 +172,6 @@ def command(work: str, guards: Sequence[Guard]) -> str:
     if any(map(is_in_memory, guards)):
         return f"call_command({', '.join(map(repr, words))})"
     return " ".join(["python manage.py", *words])
-
-
-def is_in_memory(guard: Guard) -> bool:
-    """Return whether its filter is in the memory of the site's process, where no worker can read or build it."""
-    try:
-        return guard._runtime.active_filter.store.is_of_one_process
-    except ConfigurationError:  # the work itself reports it
-        return False
 
 
 def queue_work(work: str, guards: Sequence[Guard], user: Any) -> list[Guard]:

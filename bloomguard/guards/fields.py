@@ -76,6 +76,11 @@ def is_parent_link(field: Any) -> bool:
     return field in field.model._meta.parents.values()
 
 
+def is_foreign_key(field: models.Field[Any, Any]) -> bool:
+    """Return whether the field refers to another row: a view may mean another column of that than this one holds."""
+    return field.remote_field is not None and not is_parent_link(field)
+
+
 def own_conversions(field: models.Field[Any, Any]) -> tuple[str, ...]:
     """Return the names of the methods, and of the lookup, by which the field may change a value or compare another."""
     found = own_methods(field, _CONVERSIONS)
@@ -243,18 +248,14 @@ def may_raise(guard: Guard, value: Any, captured: Collection[Any], *, by_link: b
                 return True
         if not all(type(each) in PLAIN for each in values):
             return True
-        if any(isinstance(each, str) and _points_to_number(field) for field, each in zip(fields, values, strict=True)):
-            return True
+        for field, each in zip(fields, values, strict=True):
+            if isinstance(each, str) and is_foreign_key(field) and kind_of(field) == "integer":
+                return True
         if numbers:
             return False
         return any(_is_refused(value_field(field), each) for field, each in zip(fields, values, strict=True))
     except Exception:  # not a value of the field, or a router does not name the database
         return True
-
-
-def _points_to_number(field: models.Field[Any, Any]) -> bool:
-    """Return whether a foreign key, but not a child's link to its parent, holds a number."""
-    return field.remote_field is not None and not is_parent_link(field) and kind_of(field) == "integer"
 
 
 def takes_text(text: str, vendor: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 import threading
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..exceptions import BloomGuardError
 from ..guards import Guard, registry
-from ..rebuild.plan import EXPECTED
+from ..rebuild.plan import EXPECTED, is_in_memory
 from ..state.table import table
 
 
@@ -89,11 +89,7 @@ class GuardsCommand(JsonCommand):
 
     def _without_memory(self, guards: Sequence[Guard], *, are_named: bool) -> list[Guard]:
         """Leave out guards whose filters are in the memory of another process; raise if one is named, or none left."""
-        left = []
-        for guard in guards:
-            with suppress(BloomGuardError):  # the command, or a check, reports it
-                if guard._runtime.active_filter.store.is_of_one_process:
-                    left.append(guard)
+        left = [guard for guard in guards if is_in_memory(guard)]
         why = "is in the memory of one process, so a command of another one can neither read nor build its filter"
         if left and (are_named or len(left) == len(guards)):
             cure = "let the process of the site call call_command(), or use a FileStore or a RedisStore"

@@ -181,11 +181,17 @@ def _kind(guard: Guard, summary: KeysSummary, capacity: int) -> dict[str, Any]:
     return bitmap_of(summary, capacity)
 
 
+def is_in_memory(guard: Guard) -> bool:
+    """Return whether its filter is in the memory of the site's process: no other one can read or build it."""
+    with suppress(BloomGuardError):  # of an unusable store, which the work itself, or a check, reports
+        return guard._runtime.active_filter.store.is_of_one_process
+    return False
+
+
 def how_to_rebuild(guard: Guard) -> str:
     """Return what a person has to do to get a new filter. Never raises."""
-    with suppress(BloomGuardError):  # of an unusable store, which the command reports
-        if guard._runtime.active_filter.store.is_of_one_process:
-            return f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
+    if is_in_memory(guard):
+        return f"let the process of the site call call_command('rebuild_filter', {guard.name!r})"
     return f"run manage.py rebuild_filter {guard.name}"
 
 

@@ -16,7 +16,7 @@ from django.urls import URLResolver, get_resolver, resolvers
 
 from ..exceptions import ConfigurationError
 from ..guards import AUTO, Guard, registry
-from ..guards.fields import is_parent_link, kind_of, may_raise, may_raise_beside
+from ..guards.fields import is_foreign_key, kind_of, may_raise, may_raise_beside
 from ..guards.guard import has_own_applies
 from ..guards.places import is_in_one_database
 from ..lookups.query import concrete
@@ -276,17 +276,14 @@ def kwargs_for(guard: Guard, route: str, captured: Iterable[str]) -> tuple[str, 
                 f"{where} captures {' and '.join((found[0], *others))}, and each may be the {field.name} of "
                 f"{guard.model._meta.label}"
             )
-        if field.name not in named and found[0] != field.attname and _points_to_text(field):
+        # For a foreign key to a number, `may_raise` lets texts pass.
+        is_clear = field.name in named or found[0] == field.attname or kind_of(field) == "integer"
+        if is_foreign_key(field) and not is_clear:
             raise UnclearKwargs(
                 f"{where} captures {found[0]}, which may be another column of what {field.name} refers to"
             )
         chosen.append(found[0])
     return tuple(chosen)
-
-
-def _points_to_text(field: models.Field[Any, Any]) -> bool:
-    """Return whether a foreign key, but not a child's link to its parent, holds no number: then it may be a name."""
-    return field.remote_field is not None and not is_parent_link(field) and kind_of(field) != "integer"
 
 
 def kwargs_of_view(

@@ -187,7 +187,7 @@ def _execute_returning(
         cursor.execute(sql, parameters)
         try:
             converters = compiler.get_converters([field.get_col(table) for field in returned])
-            # Which keys are gone, all rows show together or none do.
+            # Only all rows together show which keys are gone.
             while rows := cursor.fetchmany(discards.MOST_ROWS + 1 if before else PIECE):
                 changed += len(rows)
                 if changed > discards.MOST_ROWS:

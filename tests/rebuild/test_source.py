@@ -7,7 +7,7 @@ import datetime
 import random
 import sqlite3
 import uuid
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from decimal import Decimal
 from itertools import islice
 from unittest import mock
@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from django.apps import apps
-from django.db import DatabaseError, connections, models
+from django.db import DatabaseError, connections, models, transaction
 from django.db.models import Q
 from django.test.utils import isolate_apps
 
@@ -195,6 +195,17 @@ def test_keys_of_text_in_a_scope_begin_with_it():
     source = ScopedSource(NamesOfShards(Product), database.current)
 
     assert [key for page in source.pages() for key in page.keys] == [head_of(source.scope) + b"ab"]
+
+
+def test_the_connection_of_a_shard_is_closed_when_the_shard_has_been_read(each_database):
+    """The other shards may take hours, and a firewall would cut it meanwhile; but not in a transaction."""
+    connection, source = connections[database.current], ScopedSource(NamesOfShards(Product), database.current)
+    for in_transaction in (False, True):
+        with transaction.atomic(using=database.current) if in_transaction else nullcontext(), source.entered():
+            assert list(source.pages()) == []
+            is_open = connection.connection is not None
+        assert is_open
+        assert (connection.connection is None) == (each_database != "sqlite" and not in_transaction)
 
 
 def test_integers_and_uuids_are_gathered_by_the_database():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from unittest import mock
 
 import pytest
 from django.db import OperationalError, transaction
@@ -276,9 +277,10 @@ def test_a_standby_whose_time_is_over_is_cleared_away(over, kept, clock):
 
 def test_what_a_dead_builder_did_not_drop_is_cleared_away(kept, clock, monkeypatch):
     """A standby that nobody kept goes too, a minute after it was replaced, and two leases after it was looked at."""
+    monkeypatch.setattr(timezone, "now", mock.Mock(return_value=timezone.now()))
     waited = []
     seen = states.table.current("product")
-    seen = states.table.swap(seen, standby_until=None, published_at=timezone.now() - timedelta(seconds=20))
+    seen = states.table.swap(seen, standby_until=None, published_at=timezone.now() - timedelta(seconds=50))
     clear_away([registry["product"]], waited.append)
     before = lying()
     states.table.swap(seen, published_at=timezone.now() - timedelta(seconds=70))

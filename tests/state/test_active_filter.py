@@ -485,6 +485,19 @@ def test_an_add_counts_under_the_copy_that_it_began_with(product, clock, monkeyp
     assert generations(product, seen.active, "next") == {seen.active: True, "next": True}
 
 
+def test_a_process_that_only_writes_lets_a_retired_filter_go(product, clock):
+    """It was asked once, and the file of that filter would occupy the disk as long as it is mapped."""
+    assert product._runtime.decide(ABSENT_PK) == ABSENT
+    seen = states.table.current("product")
+    active_filter = product._runtime.active_filter
+    stores["default"].create("product", "next", active_filter._opened[seen.active].layout)
+    states.table.swap(seen, active="next")
+    clock.now += 1
+
+    assert added(product, 50)
+    assert active_filter.last_check is None
+
+
 def test_an_add_waits_for_a_fence_that_came_meanwhile(product, clock, monkeypatch):
     """Between two reads of the rows a dump may have named another filter, by which some process still answers."""
     generation = product._runtime.active_filter._opened[states.table.current("product").active]

@@ -216,7 +216,7 @@ def test_a_replay_under_writes_costs_each_process_one_look_a_minute(found, repla
 
     assert [queries for queries, _ in told] == [number] * 2
     assert all(rounds > 1 for _, rounds in told)
-    assert writes.done
+    assert writes.done > 10 * seconds  # a busy machine writes less
 
 
 @pytest.mark.parametrize(

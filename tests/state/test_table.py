@@ -450,6 +450,19 @@ def test_a_fence_is_seen_within_a_lease(table):
     assert row.fenced_at is not None
 
 
+@pytest.mark.parametrize("reason", ["the folder /ä/\u2026", "\N{COMBINING ACUTE ACCENT}" * 300, "\N{WAVE DASH}\n" * 50])
+def test_the_reason_of_a_fence_is_what_every_database_takes(table, reason):
+    """One in LATIN1 refuses others, and no text may be too long: then the write would be refused with its fence."""
+    table.swap(State("city"), active="a")
+
+    table.fence("city", reason)
+
+    stored = GuardState.objects.using(table.connection.alias).get().reason
+    assert stored
+    assert stored.isascii()
+    assert len(stored) <= 200
+
+
 def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
     """Also not by a read of the rows for another purpose, such as a rebuild's: the next lease sets the fence first."""
     table.swap(State("city"), active="one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -184,3 +185,15 @@ def proxy(primary: Valkey) -> Iterator[Proxy]:
     made = Proxy(primary.port)
     yield made
     made.close()
+
+
+def load_beside_adds(monkeypatch: pytest.MonkeyPatch, store: Any, added: list[int], writer: threading.Thread) -> None:
+    """Let each command that brings a build to the server wait for one more add of ``writer``, while that goes on."""
+    load = store.load
+
+    def load_after_an_add(*args: Any) -> Any:
+        before = len(added)
+        until(lambda: len(added) > before or not writer.is_alive())
+        return load(*args)
+
+    monkeypatch.setattr(store, "load", load_after_an_add)

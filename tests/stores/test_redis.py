@@ -30,7 +30,7 @@ from bloomguard.stores.redis.topology import find_servers
 from tests.support import servers
 from tests.support.patience import PATIENT
 
-from .conftest import fill, find, key, make_layout, some
+from .conftest import fill, find, key, load_beside_adds, make_layout, some
 
 
 @pytest.fixture
@@ -132,14 +132,6 @@ def test_adds_during_the_load_are_kept(store, make_store, monkeypatch):
     made.add_many(np.arange(1_000_000, 1_500_000))
     other = make_store().open("city", "a", find)
     stop, added = threading.Event(), []
-    load = store.load
-
-    def load_beside_adds(*args):
-        before = len(added)
-        servers.until(lambda: len(added) > before)
-        return load(*args)
-
-    monkeypatch.setattr(store, "load", load_beside_adds)
 
     def write():
         for number in range(100_000):
@@ -149,6 +141,7 @@ def test_adds_during_the_load_are_kept(store, make_store, monkeypatch):
             added.append(number)
 
     thread = threading.Thread(target=write)
+    load_beside_adds(monkeypatch, store, added, thread)
     thread.start()
     made.seal()
     stop.set()

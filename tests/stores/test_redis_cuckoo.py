@@ -18,7 +18,7 @@ from bloomguard.stores.redis import RedisStore
 from tests.support import servers
 from tests.support.patience import PATIENT
 
-from .conftest import HASH, KEY_ID, fill, find, key, make_layout
+from .conftest import HASH, KEY_ID, fill, find, key, load_beside_adds, make_layout
 
 
 @pytest.fixture
@@ -154,14 +154,6 @@ def test_a_large_build_takes_what_others_add_meanwhile(store, server, monkeypatc
     other.add_many(np.arange(-30_000, -10_000))
     made.add_many(np.arange(1_000, 120_000))
     stop, added = threading.Event(), []
-    load = store.load
-
-    def load_beside_adds(*args):
-        before = len(added)
-        servers.until(lambda: len(added) > before or not thread.is_alive())
-        return load(*args)
-
-    monkeypatch.setattr(store, "load", load_beside_adds)
 
     def write():
         for number in range(-9_000, 0):
@@ -171,6 +163,7 @@ def test_a_large_build_takes_what_others_add_meanwhile(store, server, monkeypatc
             added.append(number)
 
     thread = threading.Thread(target=write)
+    load_beside_adds(monkeypatch, store, added, thread)
     thread.start()
     made.seal()
     stop.set()
