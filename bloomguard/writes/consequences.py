@@ -23,7 +23,7 @@ from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
-from .introspection import has_temporary_triggers, load, with_remade
+from .introspection import acts_apart, load, with_remade
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, have_two_schemas
@@ -44,15 +44,15 @@ class Definitions:
     def __init__(self) -> None:
         #: Grows with each, and when a transaction with some ends. What was cached before is out of date then.
         self.stamp = 0
-        #: Aliases of databases of which a connection has had a TEMP trigger, which no other connection sees.
-        self.temporary: set[str] = set()
+        #: Aliases of databases of which a connection has had actions that no catalogue has.
+        self.apart: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
         self._open = weakref.WeakSet[TransactionObserver]()
         self._lock = own_lock(self, "_lock")  # held for microseconds
 
     def changed(self, connection: Any) -> None:
         """Drop all that is cached of them, after a statement on ``connection``; cache nothing before its COMMIT."""
-        self.check_temporary(connection)
+        self.check_connection(connection)
         with self._lock:
             self._advance()
             if is_under_way(connection):
@@ -60,12 +60,16 @@ class Definitions:
                 observer.ended.append(partial(self._end, observer))
                 self._open.add(observer)
 
-    def check_temporary(self, connection: Any) -> None:
-        """Trust no catalogue of this database any more if the connection has a TEMP trigger."""
+    def check_connection(self, connection: Any) -> None:
+        """Trust no catalogue of this database any more if the connection has actions of its own."""
         alias = connection.alias
-        if alias not in self.temporary and has_temporary_triggers(connection):
-            self.temporary.add(alias)
-            logger.warning("a connection to %s has a TEMP trigger, so each write disables the guards there", alias)
+        if alias not in self.apart and acts_apart(connection):
+            self.apart.add(alias)
+            logger.warning(
+                "a connection to %s has a TEMP trigger, or an attached file with triggers or foreign keys that change "
+                "rows, so each write disables the guards",
+                alias,
+            )
 
     def are_changing(self) -> bool:
         """Return whether a transaction with changes is still open, as far as its observer knows."""
@@ -244,8 +248,9 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     found: dict[Guard, Cause] = {}
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
-            here = [guard for guard in cache.guards if _may_be_in(guard, cache, connection.alias)]
-            found.update((guard, cause._replace(table="")) for guard in here)
+            for guard in cache.guards:
+                if connection.alias in definitions.apart or _may_be_in(guard, cache, connection.alias):
+                    found[guard] = cause._replace(table="")
         for table, guard in cache.tables.get(effect.name, ()):
             is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
             is_elsewhere = cause.is_direct and effect.name == own_name and have_two_schemas(own, table)
@@ -304,7 +309,7 @@ def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
-    if connection.alias in definitions.temporary or is_aborted(connection):
+    if connection.alias in definitions.apart or is_aborted(connection):
         return None
     if not definitions.are_changing():
         return _load(cache, connection)
@@ -328,7 +333,7 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
         with connection.wrap_database_errors:
             connection.ensure_connection()
             catalogue = load(connection)
-            definitions.check_temporary(connection)
+            definitions.check_connection(connection)
     except (DatabaseError, InterfaceError) as error:
         logger.warning(
             "bloomguard cannot read the catalogue of the database %s, so each write disables its "
@@ -337,7 +342,7 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
             error,
         )
         return None
-    if connection.alias in definitions.temporary:
+    if connection.alias in definitions.apart:
         return None
     if catalogue.is_complete and not definitions.are_changing() and seen == definitions.stamp:
         cache.keep(catalogue)

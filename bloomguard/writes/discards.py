@@ -28,6 +28,7 @@ from django.db.models.constants import OnConflict
 from django.db.models.sql import DeleteQuery, InsertQuery, Query
 
 from ..guards import Guard
+from ..guards.fields import kind_of, own_conversions
 from ..guards.keys import NoScope, OutOfRange, Unkeyable, unwrapped
 from ..guards.scopes import DATABASE
 from ..state.fresh_rows import fresh_rows
@@ -58,6 +59,22 @@ def _pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
     """Split ``values``, by which rows are to be looked up, into those of one query each: a tuple has several."""
     size = _PARAMETERS // len(values[0]) if values and isinstance(values[0], tuple) else _PARAMETERS
     return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def are_found(model: Any, using: str, keys: Iterable[Any]) -> bool:
+    """Whether each of these primary keys finds its row, as Django sends it to the database.
+
+    One that is stored in another form does not: a UUID with dashes, for example, where Django puts none.
+    """
+    if all(_has_one_form(each, connections[using].vendor) for each in model._meta.pk_fields):
+        return True
+    asked = set(keys)
+    return len(set(rows_by(QuerySet(model, using=using), "pk", list(asked), "pk"))) == len(asked)
+
+
+def _has_one_form(field: Any, vendor: str) -> bool:
+    """Whether the column stores each value in one form alone: in a text, SQLite and MySQL take any of a UUID's."""
+    return kind_of(field) == "integer" or (vendor == "postgresql" and not own_conversions(field))
 
 
 @dataclass(frozen=True)
@@ -151,7 +168,7 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         rows += fresh_rows(found.values_list("pk", *guard._meta.attnames)[: MOST_ROWS + 1])
         if len(rows) > MOST_ROWS:
             return Alive()
-    if _share_keys(rows):
+    if _share_keys(rows) or not are_found(guard.model, compiler.using, (row[0] for row in rows)):
         return Alive()
     if generation and guard.scope is not None and not guard._meta.scopes.has_written(compiler.using, generation):
         generation = ""  # it may not have the keys of these rows
@@ -174,10 +191,14 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     guard, alive = tracked.guard, before[tracked]
     if any(None in value for value in written.values):
         return None  # by a NULL no row is found
+    changed = dict.fromkeys(map(unwrapped, written.values))
     reads = [
         list(rows_by(guard._meta.rows().using(using), path, list(chosen), "pk", *guard._meta.attnames))
-        for path, chosen in (("pk", alive.rows), (written.link, dict.fromkeys(map(unwrapped, written.values))))
+        for path, chosen in (("pk", alive.rows), (written.link, changed))
     ]
+    found = {row[0] for row in reads[1]} if written.link == "pk" else ()
+    if not are_found(tracked.owner, using, (key for key in changed if key not in found)):
+        return None  # nor by one that is stored in another form
     if any(map(_share_keys, reads)):
         return written._replace(values=[row[1:] for found in reads for row in found], link="", stored=True)
     after = {row[0]: row[1:] for found in reads for row in found}

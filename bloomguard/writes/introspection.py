@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from django.db import Error
@@ -35,14 +36,36 @@ def load(connection: Any) -> Catalogue:
     return catalogue
 
 
-def has_temporary_triggers(connection: Any) -> bool:
-    """Whether the connection has triggers of SQLite that no other one has; also if it cannot be asked."""
+#: Whether a file of SQLite has a trigger, or a foreign key that changes rows.
+_SQLITE_ACTIONS = """
+    SELECT 1 FROM sqlite_master WHERE type = 'trigger' UNION ALL
+    SELECT 1 FROM sqlite_master AS t, pragma_foreign_key_list(t.name) AS k
+    WHERE t.type = 'table' AND (k.on_update NOT IN ('NO ACTION', 'RESTRICT') OR k.on_delete LIKE 'SET %') LIMIT 1"""
+
+
+def acts_apart(connection: Any) -> bool:
+    """Whether the connection has actions of SQLite that no catalogue has; also if it cannot be asked.
+
+    They are the triggers that no other connection has, and the triggers and foreign keys of files attached to this one.
+    """
     if connection.vendor != "sqlite" or connection.connection is None:
         return False
     try:
-        return bool(fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"))
+        if fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"):
+            return True
+        files = fetch_uncounted(connection, "PRAGMA database_list")
+        return any(_has_actions(path, connection) for _, name, path in files if name not in ("main", "temp"))
     except Error:
         return True
+
+
+def _has_actions(path: str, connection: Any) -> bool:
+    # By a connection of our own: the transaction must not take a snapshot of the file before it writes to it.
+    if not path:
+        return True  # a database in memory
+    connect, uri = connection.Database.connect, f"{Path(path).as_uri()}?mode=rw"
+    with connection.wrap_database_errors, closing(connect(uri, uri=True)) as own:
+        return own.execute(_SQLITE_ACTIONS).fetchone() is not None
 
 
 Fetch = Callable[..., Iterable[Any]]
@@ -282,12 +305,18 @@ def _after_head(definition: str) -> str:
 
 # -- MySQL and MariaDB
 
+#: Of all databases of the server: a write by a view or a foreign key may cross from one to another. The server takes
+#: minutes to join these two for many thousands of tables.
+_MYSQL_ACTIONS = """
+    SELECT constraint_schema, constraint_name, table_name, referenced_table_name, delete_rule, update_rule
+    FROM information_schema.referential_constraints"""
 _MYSQL_KEYS = """
-    SELECT r.referenced_table_name, r.table_name, r.delete_rule, r.update_rule, k.column_name, k.referenced_column_name
-    FROM information_schema.referential_constraints r JOIN information_schema.key_column_usage k
-    ON k.constraint_schema = r.constraint_schema AND k.constraint_name = r.constraint_name
-    AND k.table_name = r.table_name WHERE r.constraint_schema = DATABASE()"""
+    SELECT constraint_schema, constraint_name, table_name, column_name, referenced_column_name
+    FROM information_schema.key_column_usage WHERE referenced_table_name IS NOT NULL"""
 
+_MYSQL_RELATIONS = """
+    SELECT DISTINCT table_name FROM information_schema.tables
+    WHERE table_schema NOT IN ('information_schema', 'mysql', 'performance_schema', 'sys')"""
 _MYSQL_TRIGGERS = """
     SELECT event_object_table, event_manipulation, action_timing, trigger_name, action_statement
     FROM information_schema.triggers WHERE trigger_schema <> 'sys'"""
@@ -306,18 +335,31 @@ def _read_mysql(catalogue: Catalogue, fetch: Fetch) -> None:
     for table, event, timing, name, text in fetch(_MYSQL_TRIGGERS):
         verbs, because = frozenset({event.lower()}), f"the trigger {name!r}"
         catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")
-    relations = [
-        name for (name,) in fetch("SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()")
-    ]
+    for base, view in _mysql_views(fetch):
+        catalogue.add_view(base, view)
+    actions = {each[:3]: each[3:] for each in fetch(_MYSQL_ACTIONS)}
+    keys = [(actions.get(each[:3]), *each[2:]) for each in fetch(_MYSQL_KEYS)]
+    for action, child, column, referenced in dict.fromkeys(keys):
+        if action is not None:  # one that was dropped in between
+            parent, deleted, updated = action
+            add_action(catalogue, parent, child, [column], [referenced], deleted, updated)
+
+
+def _mysql_views(fetch: Fetch) -> set[tuple[str, str]]:
+    """Return each view with the tables and views that its text may name; all of them if the text is hidden."""
+    words, names = partial(re.findall, r"\w+"), dict[str, list[str]]()
+    for (name,) in fetch(_MYSQL_RELATIONS):
+        names.setdefault(next(iter(words(name.lower())), ""), []).append(name)
+    found = set[tuple[str, str]]()
     for view, text in fetch(
         "SELECT table_name, view_definition FROM information_schema.views WHERE table_schema <> 'sys'"
     ):
-        words = set(re.findall(r"\w+", (text or "").lower()))
-        for base in {name for name in relations if not text or words.issuperset(re.findall(r"\w+", name.lower()))}:
-            if base != view:
-                catalogue.add_view(base, view)
-    for parent, child, deleted, updated, column, referenced in fetch(_MYSQL_KEYS):
-        add_action(catalogue, parent, child, [column], [referenced], deleted, updated)
+        has = set(words((text or "").lower()))
+        for first in has | {""} if text else names:
+            found.update(
+                (name, view) for name in names.get(first, ()) if not text or has.issuperset(words(name.lower()))
+            )
+    return {(base, view) for base, view in found if base != view}
 
 
 def _mysql_effects(text: str | None) -> frozenset[Effect]:

@@ -64,7 +64,8 @@ def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Valu
 def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> WrittenRows | None:
     """Return the guard's rows that ``written`` links to, as they are now.
 
-    ``None`` if a row has not the primary key that its instance had, or if it cannot be read.
+    ``None`` if a row has not the primary key that its instance had, or is not found by the one that it has, or if it
+    cannot be read.
     """
     connection, guard = connections[using], tracked.guard
     if not may_read(connection, guard):
@@ -76,6 +77,8 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
             rows: Any = models.QuerySet(guard.model, using=using)
             keys = [unwrapped(value) for value in written.values if None not in value]
             found = list(discards.rows_by(rows, written.link, keys, *guard._meta.attnames))
+            has_each = written.link == "pk" and len(found) == len(keys)
+            is_lost = written.stored and not has_each and not discards.are_found(tracked.owner, using, keys)
     except DatabaseError as error:
         # In the middle of a migration a column may be missing, and MySQL needs no right to SELECT for an INSERT.
         if not tracked.historical and not is_denied(error):
@@ -86,7 +89,7 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     is_mysql = connection.vendor == "mysql"
     least = len(written.values) if is_mysql else 1
     is_elsewhere = written.link == "pk" and (is_mysql or not written.stored) and len(found) < least
-    return None if is_elsewhere else WrittenRows(found, "", stored=True)
+    return None if is_elsewhere or is_lost else WrittenRows(found, "", stored=True)
 
 
 # -- of an INSERT

@@ -27,6 +27,8 @@ class TrackedTable:
     """How the statements of one model's table concern one guard."""
 
     guard: Guard
+    #: The guard's model, or the parent of it that has this table; ``None`` if this process does not have the guard.
+    owner: Any
     #: Fields of the statement's model: the key itself, or what ``link`` leads to; ``None`` if it gives neither.
     fields: Fields | None
     #: The lookup by which the guard's own model finds its rows; empty if ``fields`` are the key.
@@ -112,7 +114,8 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     historical = model._meta.apps is not apps
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
-        return TrackedTable(guard, None, "pk", None, frozenset(map(folded_column, own)), historical, counted=False)
+        columns = frozenset(map(folded_column, own))
+        return TrackedTable(guard, None, None, "pk", None, columns, historical, counted=False)
     owner = next(each for each in with_parents(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
     key, counted = None, False
@@ -124,6 +127,7 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
         counted = guard._meta.discards
     return TrackedTable(
         guard=guard,
+        owner=owner,
         fields=key or primary_key,
         link="" if key else parent_path(guard.model, owner),
         primary_key=primary_key,

@@ -30,6 +30,8 @@ pytestmark = pytest.mark.django_db(transaction=True, databases="__all__")
 
 INSERT = "INSERT INTO shop_article (slug, deleted) VALUES"
 LIMITED = "" if MYSQL else "SET STATEMENT max_statement_time = 1000 FOR"
+#: Only in this mode MariaDB reads what has packages.
+AS_ORACLE, AS_BEFORE = "SET @mode = @@sql_mode, sql_mode = ORACLE", "SET sql_mode = @mode"
 SEVERAL = [
     "CREATE TABLE raw_source (id integer PRIMARY KEY, note varchar(50))",
     "CREATE TABLE raw_parent (code varchar(50) PRIMARY KEY)",
@@ -45,14 +47,29 @@ SEVERAL = [
     "CREATE PROCEDURE raw_procedure(word text) BEGIN DECLARE x integer; SET x = raw_make(word); COMMIT; END",
     f"CREATE TRIGGER raw_limits BEFORE DELETE ON raw_source FOR EACH ROW {LIMITED} UPDATE shop_article "
     "SET slug = 'by limited trigger'",
+    f"CREATE DATABASE test_bloomguard_away COLLATE {EXACT}",
+    "CREATE VIEW test_bloomguard_away.raw_far AS SELECT id, slug, deleted FROM test_bloomguard.shop_article",
+    "CREATE VIEW test_bloomguard_away.raw_farther AS SELECT * FROM test_bloomguard_away.raw_far",
 ]
+if not MYSQL:
+    SEVERAL += [
+        AS_ORACLE,
+        "CREATE PACKAGE raw_package AS FUNCTION raw_inner(word varchar(50)) RETURN integer; "
+        "PROCEDURE raw_pure(word varchar(50)); END",
+        "CREATE PACKAGE BODY raw_package AS FUNCTION raw_inner(word varchar(50)) RETURN integer AS "
+        f"BEGIN {INSERT} (word, 0); RETURN 1; END; "
+        f"PROCEDURE raw_pure(word varchar(50)) AS BEGIN {INSERT} (word, 0); END; END",
+        AS_BEFORE,
+    ]
 AWAY = [
+    "DROP DATABASE IF EXISTS test_bloomguard_away",
     "DROP VIEW IF EXISTS raw_window, raw_second",
     "DROP TABLE IF EXISTS raw_source, raw_parent, raw_log, raw_slugs",
     "DROP FUNCTION IF EXISTS raw_make",
     "DROP FUNCTION IF EXISTS raw_pure",
     "DROP PROCEDURE IF EXISTS raw_procedure",
     "DROP TRIGGER IF EXISTS raw_shouts",
+    *([] if MYSQL else [AS_ORACLE, "DROP PACKAGE IF EXISTS raw_package", AS_BEFORE]),
 ]
 
 
@@ -86,7 +103,7 @@ def several(built, build):
 def execute(sql, parameters=None):
     connection = connections["mariadb"]
     with connection.cursor() as cursor:
-        cursor.execute(sql.replace("test_bloomguard.", f"{connection.settings_dict['NAME']}."), parameters)
+        cursor.execute(sql.replace("test_bloomguard", connection.settings_dict["NAME"]), parameters)
         while cursor.nextset():
             pass
 
@@ -119,6 +136,7 @@ GAINS = [
     "INSERT INTO raw_window (slug, deleted) VALUES ('by view', 0)",
     "INSERT INTO raw_second (slug, deleted) VALUES ('by two views', 0)",
     "UPDATE raw_second SET slug = 'by two views'",
+    "INSERT INTO test_bloomguard_away.raw_farther (slug, deleted) VALUES ('by another database', 0)",
     "SELECT raw_make('by function')",
     "SET @made = raw_make('by variable')",
     "DO raw_make('by do')",
@@ -145,6 +163,14 @@ GAINS += [
     "SET STATEMENT max_statement_time = 1000 FOR UPDATE shop_article SET slug = 'x'",
     f"BEGIN NOT ATOMIC {INSERT} ('x', 0); END",
     f"EXECUTE IMMEDIATE \"{INSERT} ('x', 0)\"",
+    *(
+        f"{AS_ORACLE}; {call}; {AS_BEFORE}"
+        for call in (
+            "SELECT raw_package.raw_inner('by package')",
+            "SELECT test_bloomguard.raw_package.raw_inner('by package')",
+            "CALL raw_package.raw_pure('by package')",
+        )
+    ),
 ] if not MYSQL else [
     "INSERT INTO shop_article (slug, deleted) VALUES ROW('x', 0), ROW('y', 0)",
     "INSERT INTO shop_article (slug, deleted) TABLE raw_slugs",
@@ -225,23 +251,29 @@ def test_a_trigger_that_assigns_a_key_fences(built):
     assert registry["article"].verdict("LOUD") is not Verdict.ABSENT
 
 
-def test_a_foreign_key_of_the_database_is_followed(built, clock):
-    """ON UPDATE CASCADE changes the key of rows that no statement names."""
+@pytest.mark.parametrize("home", ["test_bloomguard", "test_bloomguard_away"])
+def test_foreign_keys_of_the_databases_are_followed(built, clock, home):
+    """ON UPDATE CASCADE changes the key of rows that no statement names, also by a table of another database."""
     for sql in (
-        "CREATE TABLE raw_parent (code varchar(50) PRIMARY KEY)",
-        "INSERT INTO raw_parent VALUES ('old')",
-        "ALTER TABLE shop_article ADD CONSTRAINT raw_key FOREIGN KEY (slug) REFERENCES raw_parent (code) "
+        f"CREATE DATABASE IF NOT EXISTS test_bloomguard_away COLLATE {EXACT}",
+        f"CREATE TABLE {home}.raw_parent (code varchar(50) PRIMARY KEY)",
+        f"CREATE TABLE {home}.raw_between (code varchar(50) PRIMARY KEY, CONSTRAINT raw_first FOREIGN KEY (code) "
+        "REFERENCES raw_parent (code) ON UPDATE CASCADE)",
+        f"INSERT INTO {home}.raw_parent VALUES ('old')",
+        f"INSERT INTO {home}.raw_between VALUES ('old')",
+        f"ALTER TABLE shop_article ADD CONSTRAINT raw_key FOREIGN KEY (slug) REFERENCES {home}.raw_between (code) "
         "ON UPDATE CASCADE",
     ):
         execute(sql)
     Rebuild(registry["article"], sleep=clock.sleep).run()
     try:
-        execute("UPDATE raw_parent SET code = 'moved'")
+        execute(f"UPDATE {home}.raw_parent SET code = 'moved'")
     finally:
         execute("ALTER TABLE shop_article DROP FOREIGN KEY raw_key")
         with suppress(OperationalError):  # MariaDB has dropped it
             execute("ALTER TABLE shop_article DROP KEY raw_key")
-        execute("DROP TABLE raw_parent")
+        execute(f"DROP TABLE {home}.raw_between, {home}.raw_parent")
+        execute("DROP DATABASE test_bloomguard_away")
 
     assert Article.objects.filter(slug="moved").exists()
     assert status("article") == FENCED
@@ -594,7 +626,7 @@ def test_an_error_fences_nothing(built):
     assert status("article") == ARMED
 
 
-@pytest.mark.parametrize("sql", GAINS[-12:])
+@pytest.mark.parametrize("sql", GAINS[-15:])
 def test_nothing_is_taken_for_a_plain_read(sql):
     """No statement of the grammar is skipped before it is read."""
     assert not reader.is_plain_read(sql) or sql.startswith("SELECT raw_make")

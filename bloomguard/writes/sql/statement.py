@@ -236,10 +236,17 @@ class Statement(Tokens):
                 name = self.found[at].value
                 is_known = self.found[at].kind == WORD and name in NEVER_FUNCTIONS
                 self.effects.add(Effect("known" if is_known else "call", routine(name, self.vendor)))
+                self._calls_package(at)
             elif self.mark(at + 1) == "(" and self.mark(at) == UNKNOWN:
                 self.effects.add(ANYTHING)
             elif self.vendor == "postgresql" and self.mark(at) == "." and self.found[at + 1].kind != MARK:
                 self.effects.add(Effect("field", self.found[at + 1].value))
+
+    def _calls_package(self, at: int) -> None:
+        """Add what stands before a routine's name on MariaDB: a package is called as a whole."""
+        while self.vendor == "mysql" and self.mark(at - 1) == ".":
+            at -= 2
+            self.effects.add(Effect("call", routine(self.token(at).value, self.vendor)))
 
     def _end(self, at: int) -> int:
         """Return the place of the bracket that closes the one at ``at``; past the end if there is none."""
@@ -336,9 +343,16 @@ class Statement(Tokens):
 
     # -- other statements
 
+    def attach(self, at: int) -> None:
+        """Read an ATTACH of SQLite from the word after it: the file may have triggers."""
+        self.effects.add(DEFINE)
+        self.calls(at)
+
     def call(self, at: int) -> None:
         """Read a CALL from the word after it."""
-        self.add("run", [self.name(at)[0]])
+        name, end = self.name(at)
+        self.add("run", [name])
+        self._calls_package(end - 1)
         self.calls(at)
 
     def do(self, at: int) -> None:
@@ -359,6 +373,7 @@ class Statement(Tokens):
 
 _SPECIAL = {
     "alter": Statement.alter,
+    "attach": Statement.attach,
     "call": Statement.call,
     "create": Statement.create,
     "do": Statement.do,

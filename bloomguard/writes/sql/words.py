@@ -13,7 +13,7 @@ def _words(text: str) -> frozenset[str]:
 #: statement may follow, as in EXPLAIN, or in MariaDB's SET STATEMENT ... FOR.
 LEADING = _words("analyze desc describe explain set")
 SCANNED = LEADING | _words("""
-    abort attach begin check checkpoint checksum close cluster comment commit copy deallocate declare delete detach
+    abort begin check checkpoint checksum close cluster comment commit copy deallocate declare delete detach
     discard end fetch flush grant handler insert kill listen lock merge move notify optimize prepare reindex release
     replace reset revoke rollback savepoint select show start table truncate unlisten unlock update use vacuum
     values with

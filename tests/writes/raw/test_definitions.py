@@ -218,7 +218,7 @@ def test_a_temporary_trigger_fences(built, sql):
         Article.objects.create(slug="new")
     finally:
         execute("DROP TRIGGER raw_temporary")
-        consequences.definitions.temporary.clear()
+        consequences.definitions.apart.clear()
 
     assert Product.objects.filter(pk=7).exists()
     assert registry["product"].verdict(7) is not Verdict.ABSENT

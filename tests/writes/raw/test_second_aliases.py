@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 
 import pytest
 from django.db import connections, transaction
@@ -12,6 +12,7 @@ from bloomguard.guards import places
 from bloomguard.state import table as state
 from bloomguard.state.connection import DatabaseConnection
 from bloomguard.state.row import ARMED, FENCED
+from bloomguard.writes import consequences
 from tests.shop.models import Product
 from tests.support import database
 from tests.support.database import second_alias
@@ -162,3 +163,41 @@ def test_a_file_that_another_alias_has_attached_may_be_the_state_rows(other, blo
 
     assert Product.objects.filter(pk=7).exists()
     assert (status("product"), status("article")) == (FENCED, ARMED)
+
+
+@on_sqlite
+@pytest.mark.parametrize(
+    ("action", "write"),
+    [
+        (
+            "CREATE TRIGGER raw_copies AFTER INSERT ON raw_parent "
+            "BEGIN INSERT INTO shop_article (id, slug, deleted) VALUES (7, NEW.code, 0); END",
+            "INSERT INTO home.raw_parent VALUES ('seven')",
+        ),
+        (
+            "CREATE TABLE raw_child (code text REFERENCES raw_parent (code) ON UPDATE CASCADE)",
+            "UPDATE home.raw_parent SET code = 'seven'",
+        ),
+    ],
+    ids=["trigger", "foreign key"],
+)
+def test_what_an_attached_file_does_by_itself_fences(other, build, action, write):
+    """Its triggers and foreign keys are in no catalogue of the connection's own file."""
+    home = str(connections["default"].settings_dict["NAME"])
+
+    def run(script):  # as another program
+        with closing(sqlite3.connect(home)) as program, program:
+            program.executescript(script)
+
+    run(f"CREATE TABLE raw_parent (code text PRIMARY KEY); {action}")
+    build("article")
+    try:
+        with connections["second"].cursor() as cursor:
+            cursor.execute("ATTACH %s AS home", [home])
+            cursor.execute(write)
+        after = status("article")
+    finally:
+        consequences.definitions.apart.clear()
+        run("DROP TABLE IF EXISTS raw_child; DROP TABLE raw_parent")
+
+    assert after == FENCED
