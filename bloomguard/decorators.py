@@ -16,7 +16,7 @@ from .guards import Guard, registry
 from .guards.counters import ablocked, blocked
 from .guards.fields import may_raise
 from .guards.keys import unwrapped
-from .lookups.context import PROBE, LookupContext, contexts
+from .lookups.context import NO_ROW, PROBE, LookupContext, contexts, in_language
 from .process import log_once
 from .routes.table import kwargs_of_view
 from .state.verdicts import Verdict
@@ -114,7 +114,7 @@ class _GuardedCall:
                 context.note_avoided(guard)  # the middleware counts the request
             else:
                 blocked(guard, context.request)
-            raise _http404(guard)
+            raise Http404(in_language(NO_ROW) % guard.model._meta.object_name)
         return self.view(*args, **kwargs)
 
     async def aanswer(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,7 +125,7 @@ class _GuardedCall:
                 context.note_avoided(guard)
             else:
                 await ablocked(guard, context.request)
-            raise _http404(guard)
+            raise Http404(in_language(NO_ROW) % guard.model._meta.object_name)
         return await self.view(*args, **kwargs)
 
 
@@ -133,10 +133,6 @@ def _may_answer(question: _Question, kwargs: dict[str, Any]) -> bool:
     """Return whether a 404 is what the view would answer for an absent row, and the guard applies to the request."""
     context, guard, value = question
     return not may_raise(guard, value, kwargs.values()) and context.applies(guard)
-
-
-def _http404(guard: Guard) -> Http404:
-    return Http404(f"No {guard.model._meta.object_name} matches the given query.")
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

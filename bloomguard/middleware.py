@@ -29,7 +29,7 @@ from . import conf
 from .guards import Guard, registry
 from .guards.counters import AVOIDED, BLOCKED
 from .guards.places import in_a_thread
-from .lookups.context import KNOWN, PROBE, LookupContext, compare_status, contexts
+from .lookups.context import KNOWN, NO_ROW, PROBE, LookupContext, compare_status, contexts, in_language
 from .process import log_once
 from .routes.openness import BEFORE_CACHE, LAST, are_passing, guards_place, middleware_classes
 from .routes.table import NO_ID, GuardedRoute, table_for
@@ -296,11 +296,10 @@ def not_found(request: HttpRequest, route: GuardedRoute) -> HttpResponseBase | N
     """
     shown = route.pattern.shown
     if shown is None:
-        message = f"No {route.guard.model._meta.object_name} matches the given query."
+        error = Http404(in_language(NO_ROW) % route.guard.model._meta.object_name)
     else:
         name = shown.model._meta.verbose_name
-        message = gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name}
-    error = Http404(message)
+        error = Http404(gettext("No %(verbose_name)s found matching the query") % {"verbose_name": name})
     try:
         if settings.DEBUG:
             return technical_404_response(request, error)

@@ -23,7 +23,7 @@ from ..guards.scopes import DATABASE, sets_schema
 from ..models import GuardState
 from ..rebuild.backends import identity_of, is_standby
 from ..rebuild.refusals import SEVERAL_TABLES, database_refusals, unreadable_columns
-from ..state.connection import new_connection
+from ..state.own_connections import new_connection
 from ..state.table import table
 from ..writes.catalogue import Catalogue, Flow
 from ..writes.consequences import may_add_key

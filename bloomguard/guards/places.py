@@ -16,6 +16,7 @@ import hashlib
 import os
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
+from operator import eq
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -60,7 +61,9 @@ _MEANT = (
 _LASTING = {
     "postgresql": "SELECT system_identifier::text, oid::text FROM pg_control_system(), pg_database "
     "WHERE datname = current_database()",
-    "mysql": "SELECT LOWER(DATABASE())",  # the name of a server is another one after a failover
+    # One of them is enough: the name of a server is another one after a failover, and whoever is connected to a server
+    # may write to each of its databases.
+    "mysql": "SELECT LOWER(DATABASE()), CONCAT(@@hostname, ':', @@port)",
 }
 
 #: An event loop may be held up for so long between two lines.
@@ -172,7 +175,9 @@ def mirror_of(alias: str) -> str | None:
 
 
 def may_be_one_database(one: str, other: str) -> bool:
-    """Return whether two aliases may lead to one database; also if that cannot be found out. May query. Never raises.
+    """Return whether what is sent by one alias may write to the database of the other; also in doubt. Never raises.
+
+    They lead to one database, or to two of one server of MySQL or MariaDB. May query.
 
     They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
     A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/backends.py.
@@ -183,19 +188,20 @@ def may_be_one_database(one: str, other: str) -> bool:
             return False
         if name_of_database(connection.settings_dict) == name_of_database(second.settings_dict):
             return True
-        return bool(_lasting_identity(one) == _lasting_identity(other))
+        suffices = any if connection.vendor == "mysql" else all
+        return suffices(map(eq, _lasting_identity(one), _lasting_identity(other)))
     except Exception:  # a test may forbid queries, and a role the function
         return True
 
 
-def _lasting_identity(alias: str) -> Any:
+def _lasting_identity(alias: str) -> tuple[Any, ...]:
     connection = connections[alias]
     if connection.vendor == "sqlite":
         about = os.stat(path_of(str(connection.settings_dict["NAME"])))
         return about.st_dev, about.st_ino
     with closing(DatabaseConnection(alias)) as own:
         rows, _ = own.execute(_LASTING[connection.vendor])
-    return rows
+    return rows[0]
 
 
 def leads_to(alias: str, home: str) -> bool:

@@ -16,6 +16,9 @@ from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
 
+import django
+from django.utils.translation import gettext
+
 from ..conf import settings
 from ..guards import Guard
 from ..guards.counters import AVOIDED, WOULD_BLOCK, WOULD_HARM
@@ -28,6 +31,10 @@ from ..state.verdicts import MAYBE, Decision, Verdict
 if TYPE_CHECKING:
     from django.http import HttpRequest
 
+
+#: The message of Django's ``get_object_or_404``, and what the running version makes of it.
+NO_ROW = "No %s matches the given query."
+in_language = gettext if django.VERSION >= (6, 1) else str
 
 #: The key under which the door passes its decisions on to the middleware, with the guards that answered MAYBE.
 KNOWN = "bloomguard.known"

@@ -10,8 +10,9 @@ from django.db import Error
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from ..guards.places import name_of_database
-from ..state.connection import DatabaseConnection, new_connection
+from ..state.connection import DatabaseConnection
 from ..state.identity import file_of
+from ..state.own_connections import new_connection
 from ..writes.raw import watch
 
 _PROBE = "SELECT 1 AS bloomguard"

@@ -23,7 +23,7 @@ from django.utils import timezone
 from ..conf import PAGES
 from ..exceptions import BuilderBusy, RebuildError
 from ..process import is_within, start_thread
-from ..state.connection import new_connection
+from ..state.own_connections import new_connection
 from ..state.row import State
 from ..state.table import StateTable
 from ..state.transactions import has_begun

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import Any
@@ -23,8 +21,9 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.utils import DEFAULT_DB_ALIAS
 
 from ..models import GuardState
-from ..process import after_fork, is_test_run, is_within, notice_fork, own_lock, seconds, start_thread
+from ..process import after_fork, is_test_run, is_within, notice_fork, own_lock, seconds
 from .identity import NUMBER, SERVER, file_of, identity_of_file
+from .own_connections import TimedOut, cut_off, limited, new_connection
 
 logger = logging.getLogger("bloomguard")
 
@@ -180,7 +179,7 @@ class StateConnection:
             patience = READ_PATIENCE if seconds == READ_SECONDS else usual
             with connection.wrap_database_errors:
                 connection.connection.execute(f"PRAGMA busy_timeout = {int(1_000 * patience)}")
-        with _cut_off(connection, seconds), connection.cursor() as cursor:
+        with cut_off(connection, seconds), connection.cursor() as cursor:
             cursor.execute(sql, parameters)
             found = list(cursor.fetchall() if cursor.description else ()), cursor.rowcount
         self._used_at = self.clock()
@@ -211,7 +210,8 @@ class StateConnection:
             # Before the file is opened: if another file replaces it meanwhile, the next use notices.
             self._file = file_of(current)
         try:
-            current.ensure_connection()
+            with limited(current, READ_SECONDS):
+                current.ensure_connection()
         except (DatabaseError, InterfaceError, AssertionError):  # a test forbids queries by the last
             raise
         except Exception as error:
@@ -282,7 +282,7 @@ class StateConnection:
         """Return whether the database has the table, or may have one. Raises :class:`DatabaseError`."""
         with self._locked(READ_SECONDS):
             connection = self._open()
-            with _cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
+            with cut_off(connection, READ_SECONDS), connection.cursor() as cursor:
                 if connection.vendor == "postgresql" and not hasattr(connection, "set_schema"):  # of tenants
                     cursor.execute(_IS_OR_MAY_BE_THERE, [name])
                     return cursor.fetchone() is not None
@@ -334,65 +334,3 @@ class DatabaseConnection(StateConnection):
 
     def check_alias(self) -> str:
         return self.alias
-
-
-def new_connection(alias: str, pool: str, *, is_own: bool = True) -> Any:
-    """Return another connection to ``alias``. It takes none from the project's pool: it would wait for the project.
-
-    Django's pool is an option, which is left out. The pools of other packages are found by the alias, so while this
-    connects it has an alias with the name ``pool`` and the process. ``is_own``: it changes no guard's rows.
-    """
-    own: Any = connections.create_connection(alias)
-    given = connections[alias].settings_dict
-    # Not a deep copy: of some values, such as an SSL context, there is none.
-    options = {name: value for name, value in given["OPTIONS"].items() if name != "pool"}
-    own.settings_dict = {**given, "AUTOCOMMIT": True, "OPTIONS": options}
-    own.is_own, own.is_in_memory_db, make = is_own, lambda: False, own.get_new_connection  # else it is never closed
-
-    def get_new_connection(parameters: Any) -> Any:
-        own.alias = f"{alias}:bloomguard-{pool}-{os.getpid()}"
-        try:
-            return make(parameters)
-        finally:
-            own.alias = alias
-
-    own.get_new_connection = get_new_connection
-    return own
-
-
-class TimedOut(OperationalError):
-    """The server did not answer in time, and the connection was cut."""
-
-
-@contextmanager
-def _cut_off(connection: BaseDatabaseWrapper, seconds: float) -> Iterator[None]:
-    """Cut the connection if the block takes longer than ``seconds``; raises :class:`TimedOut` then.
-
-    Drivers have no time limit for a statement, and the server's own has no effect if the network is down. A process
-    that can start no thread, as at its end since Python 3.12, has no limit: a write must not fail for that.
-    """
-    raw: Any = connection.connection
-    if not hasattr(raw, "fileno"):  # SQLite, which has its own time limit
-        yield
-        return
-    is_done, is_cut = threading.Event(), threading.Event()
-
-    def cut() -> None:
-        if is_done.wait(seconds):
-            return
-        is_cut.set()
-        with suppress(OSError), socket.socket(fileno=os.dup(number)) as link:
-            link.shutdown(socket.SHUT_RDWR)
-
-    with connection.wrap_database_errors:
-        number = raw.fileno()
-    try:  # from here on: a thread that is left behind might cut what has this number by then
-        with suppress(RuntimeError):
-            start_thread(cut)
-        yield
-    except DatabaseError as error:
-        if is_cut.is_set():
-            raise TimedOut(f"the database of the state rows has not answered for {seconds:g} s") from error
-        raise
-    finally:
-        is_done.set()

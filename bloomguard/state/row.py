@@ -1,6 +1,6 @@
 """The state rows as a process has read them: which generation answers, which ones get adds, which store has them.
 
-Also the rows that are gone, as far as a process remembers them.
+Also the rows that are gone, as far as a process remembers them, and the fences that it still has to set.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from ..conf import settings
 from ..exceptions import ConfigurationError, StoreError
 from ..models import GuardState
+from ..process import own_lock
 from ..stores import Store, stores
 
 ARMED, FENCED = GuardState.Status.ARMED.value, GuardState.Status.FENCED.value
@@ -175,6 +176,35 @@ class Within(threading.local):
 
 #: Why a guard is fenced whose row was put back: what was written meanwhile may not be in its filter.
 PUT_BACK = "its state row was taken away and put back as it was before"
+
+
+class OverdueFences:
+    """The fences that a process still has to set: of each guard the last one."""
+
+    def __init__(self) -> None:
+        #: Guard name -> the reason, in a list of its own.
+        self._reasons: dict[str, list[str]] = {}
+        self._lock = own_lock(self, "_lock")  # held for microseconds
+
+    def __bool__(self) -> bool:
+        return bool(self._reasons)
+
+    def add(self, name: str, reason: str = PUT_BACK) -> None:
+        """Note a fence of the guard ``name``."""
+        with self._lock:
+            self._reasons[name] = [reason]
+
+    def set_by(self, fence: Callable[[str, str], None]) -> None:
+        """Call ``fence(name, reason)`` for each, and forget it, but not one that was noted during the call."""
+        for name, reason in list(self._reasons.items()):
+            fence(name, *reason)
+            with self._lock:
+                if self._reasons.get(name) is reason:
+                    del self._reasons[name]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._reasons.clear()
 
 
 class VanishedRows:

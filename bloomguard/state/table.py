@@ -22,7 +22,7 @@ from ..process import notice_fork, own_lock, seconds, seconds_left
 from ..signals import guard_fenced, send
 from .connection import StateConnection, fetch_uncounted, is_denied, is_locked
 from .identity import are_one_file
-from .row import ARMED, COLUMNS, FENCED, NEVER, PUT_BACK, Copy, Rows, State, VanishedRows, Within, new_token
+from .row import ARMED, COLUMNS, FENCED, NEVER, Copy, OverdueFences, Rows, State, VanishedRows, Within, new_token
 
 logger = logging.getLogger("bloomguard")
 
@@ -48,8 +48,8 @@ class StateTable:
         self.sleep: Callable[[float], None] = time.sleep
         #: The last copy. Replaced as a whole, by a later one or by :data:`NEVER`.
         self.copy = NEVER
-        #: Guard name -> reason of each fence that this process still has to set, before it reads the rows again.
-        self.overdue: dict[str, str] = {}
+        #: They are set before the rows are read again.
+        self.overdue = OverdueFences()
         #: Guard name -> ``fenced_at`` of the last fence that was read, and when it was read first, by ``clock``.
         self.fences: dict[str, tuple[Any, float]] = {}
         self._failed_at, self._failed_for = float("-inf"), 0.0
@@ -132,7 +132,7 @@ class StateTable:
         """Set the overdue fences, then read the rows; return whether that worked. Logs the first of several errors."""
         try:
             if self.overdue:
-                self._fence_overdue()
+                self.overdue.set_by(self.fence)
                 now = self.clock()
             self._keep(Copy(now, self._read()))
         except Exception as error:  # also of a router, or of a backend that looks up a password
@@ -264,7 +264,8 @@ class StateTable:
         # Fenced before the next read: meanwhile writers may have added nothing.
         put_back = self._vanished.put_back(known, rows, asked)
         if not self.connection.is_temporary:
-            self.overdue.update(dict.fromkeys(put_back, PUT_BACK))
+            for name in put_back:
+                self.overdue.add(name)
         return self._vanished.added_to(rows, self._here, EXPIRY_SECONDS)
 
     def _fetch(self) -> Rows:
@@ -359,17 +360,12 @@ class StateTable:
 
         For rows that are committed already, though their keys could not be added.
         """
-        self.overdue[name] = reason
+        self.overdue.add(name, reason)
         self.copy = Copy(*NEVER)  # so that the next lease needs a read, before which the fence is set
         try:
-            self._fence_overdue()
+            self.overdue.set_by(self.fence)
         except DatabaseError as error:
             logger.error("bloomguard could not disable guard %s, and goes on trying: %s", name, error)
-
-    def _fence_overdue(self) -> None:
-        for name, reason in list(self.overdue.items()):
-            self.fence(name, reason)
-            self.overdue.pop(name, None)
 
     @staticmethod
     def fenced_values(reason: str) -> dict[str, Any]:

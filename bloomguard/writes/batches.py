@@ -13,9 +13,9 @@ from django.db import connections, models
 
 from ..guards.doubts import unadded
 from ..state.transactions import together
-from .idle import catching_up
+from .idle import catching_up, find_idle
 from .rows import Values, WrittenRows
-from .statements import Execute, add_all, running, split_idle, wrap
+from .statements import Execute, add_all, running, wrap
 from .tables import TrackedTable, guard_of, tracked_tables
 
 
@@ -59,7 +59,7 @@ def _collecting(insert: Execute) -> Execute:
             return insert(self, *args, **kwargs)
         batch, guards = BulkRows(self.db, tables), list(map(guard_of, tables))
         # If the add fails, nothing of all the statements may be committed.
-        is_idle = not split_idle(tables, self.db)[0]
+        is_idle = not find_idle(tables, self.db)[0]
         with catching_up(guards, connection) if is_idle else together(connection):
             try:  # from here on: a batch that is left behind would swallow all later keys of this thread
                 running.batch = batch

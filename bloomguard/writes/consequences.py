@@ -132,7 +132,8 @@ class DatabaseCache:
             tables = list(map(fencing.table_of, self.guards))
         with fencing.reading_by_writer(self.guards[0], connection.alias) if may_read else nullcontext():
             rows = {table: _leased(table, may_read=may_read) for table in set(tables)}
-        if None in rows.values():
+        unknown_guards.compare_copy()
+        if None in rows.values() or self.plans is not registry.plans:  # what was read may name further guards
             return False
         known = [rows[table][guard.name] for guard, table in zip(self.guards, tables) if guard.name in rows[table]]
         return not any(row.status == FENCED or row.generations for row in known)

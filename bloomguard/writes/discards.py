@@ -35,6 +35,7 @@ from ..state.fresh_rows import fresh_rows
 from ..state.transactions import has_own_transaction, lock_file
 from .fencing import reading_by_writer
 from .idle import has_nothing_to_add_to
+from .joined import locking
 from .observer import TransactionObserver
 from .rights import may_read
 from .tables import TrackedTable
@@ -109,7 +110,7 @@ def lock(compiler: Any, tables: Iterable[TrackedTable]) -> Before:
 
     The model of the statement may have another primary key than the guard's.
     """
-    choose = _conflicting if isinstance(compiler.query, InsertQuery) else _selected
+    choose = _conflicting if isinstance(compiler.query, InsertQuery) else selected
     found: Before = {}
     for tracked in tables:
         try:
@@ -123,7 +124,7 @@ def lock(compiler: Any, tables: Iterable[TrackedTable]) -> Before:
     return found
 
 
-def _selected(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
+def selected(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
     """Return the query for the columns ``names`` of the rows that an UPDATE or DELETE selects by its own WHERE."""
     chosen = compiler.query.chain(klass=Query)
     chosen.clear_ordering(force=True)
@@ -192,18 +193,27 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     if any(None in value for value in written.values):
         return None  # by a NULL no row is found
     changed = dict.fromkeys(map(unwrapped, written.values))
-    reads = [
-        list(rows_by(guard._meta.rows().using(using), path, list(chosen), "pk", *guard._meta.attnames))
-        for path, chosen in (("pk", alive.rows), (written.link, changed))
-    ]
+    every = locking(QuerySet(guard.model, using=using), tracked, is_new=written.is_new)
+    if every is None:
+        return None
+    chosen = (("pk", alive.rows), (written.link, changed))
+
+    def read(rows: Any) -> list[list[tuple[Any, ...]]]:
+        return [list(rows_by(rows, path, list(keys), "pk", *guard._meta.attnames)) for path, keys in chosen]
+
+    reads = read(every.filter(guard.alive))
     found = {row[0] for row in reads[1]} if written.link == "pk" else ()
     if not are_found(tracked.owner, using, (key for key in changed if key not in found)):
         return None  # nor by one that is stored in another form
     if any(map(_share_keys, reads)):
-        return written._replace(values=[row[1:] for found in reads for row in found], link="", stored=True)
-    after = {row[0]: row[1:] for found in reads for row in found}
+        return written._replace(values=[row[1:] for some in reads for row in some], link="", stored=True)
+    after = {row[0]: row[1:] for some in reads for row in some}
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
+    if len(guard._meta.tables) > 1:
+        # Another transaction may make the row living by a table that this statement does not write.
+        after = {row[0]: row[1:] for some in read(every) for row in some}
+        now = Counter(after.values())
     if gone:
         observer = TransactionObserver.ensure(connections[using])
         observer.add_deletes(guard._runtime.active_filter, alive.generation, gone)

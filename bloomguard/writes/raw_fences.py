@@ -56,6 +56,7 @@ def fencing_around(
     """
     if not unknown_guards.is_complete:
         record_early(reading.all_effects, connection.alias)
+    unknown_guards.read_once()
     try:
         with _choose_fencing(reading, connection, own, apart=apart, many=many) as is_harmless:
             yield is_harmless

@@ -30,7 +30,7 @@ from ..guards.fields import (
 from ..guards.keys import unwrapped
 from ..state.connection import fetch_uncounted, is_denied
 from ..state.transactions import together
-from . import discards
+from . import discards, joined
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rights import may_read, may_return
@@ -43,12 +43,13 @@ class WrittenRows(NamedTuple):
     """What is known of the rows that a statement wrote, one tuple a row.
 
     ``values`` are the key's own if ``link`` is empty; else the guard's rows are found by them, with the lookup
-    ``link``. ``stored``: they come from the database, not from the instances.
+    ``link``. ``stored``: they come from the database, not from the instances. ``is_new``: an INSERT has written them.
     """
 
     values: Values
     link: str
     stored: bool
+    is_new: bool = False
 
 
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
@@ -74,7 +75,9 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     is_undone = tracked.historical and connection.vendor == "postgresql"
     try:
         with together(connection, undo=True) if is_undone else nullcontext():
-            rows: Any = models.QuerySet(guard.model, using=using)
+            rows = joined.locking(models.QuerySet(guard.model, using=using), tracked, is_new=written.is_new)
+            if rows is None:
+                return None
             keys = [unwrapped(value) for value in written.values if None not in value]
             found = list(discards.rows_by(rows, written.link, keys, *guard._meta.attnames))
             has_each = written.link == "pk" and len(found) == len(keys)
@@ -103,13 +106,15 @@ def inserted(
     ``highest``: what :func:`highest_key` returned before the statement.
     """
     if has_no_returning(compiler.connection):
-        return _unreturned(tracked, compiler, rows, highest)
-    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
-    if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
-        return discards.finish(before, tracked, compiler.using, written)
-    return _inserted_by(by_key, tracked, compiler, returned, rows) or _inserted_by(
-        by_primary_key, tracked, compiler, returned, rows
-    )
+        written = _unreturned(tracked, compiler, rows, highest)
+    else:
+        by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
+        if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
+            return discards.finish(before, tracked, compiler.using, written._replace(is_new=True))
+        written = _inserted_by(by_key, tracked, compiler, returned, rows) or _inserted_by(
+            by_primary_key, tracked, compiler, returned, rows
+        )
+    return written._replace(is_new=True) if written is not None and written.link else written
 
 
 def _inserted_by(

@@ -95,7 +95,7 @@ def sent_by(send: Callable[..., Any]) -> Callable[[Execute], Execute]:
 
 def _insert(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], returning_fields: Any = None) -> Any:
     asked = returned = tuple(returning_fields or ())
-    used, idle = split_idle(tables, compiler.using)
+    used, idle = split_idle(tables, compiler)
     if not used:
 
         def written_to(tracked: TrackedTable, rows: Any) -> WrittenRows | None:
@@ -212,15 +212,22 @@ def _noted(compile_sql: Callable[..., Any], table: str) -> Callable[..., Any]:
 # -- of idle guards
 
 
-def split_idle(tables: Sequence[TrackedTable], using: str) -> tuple[Sequence[TrackedTable], IdleTables]:
-    """Return the tables of guards in use, and those of idle guards.
+def split_idle(
+    tables: Sequence[TrackedTable], compiler: Any, choose: Callable[..., Sequence[TrackedTable]] | None = None
+) -> tuple[Sequence[TrackedTable], IdleTables]:
+    """Return the tables of guards in use, and those of idle guards. ``choose(tables, compiler)`` has chosen ``tables``.
 
     A statement returns nothing for an idle guard: its column may not be in the table yet.
     """
     for tracked in tables:
         state = states.table.lease(tracked.guard.name)
         if state is None or not state.takes_adds:
-            return find_idle(tables, using)
+            found = find_idle(tables, compiler.using)
+            if states.table.copy is unknown_guards.compared_copy:
+                return found
+            # The state rows were read again, and may name guards that this process does not have.
+            tables = tracked_tables(compiler.query.model)
+            return find_idle(choose(tables, compiler) if choose else tables, compiler.using)
     return tables, NONE_IDLE  # nearly always
 
 

@@ -17,7 +17,7 @@ from ..guards.keys import unwrapped
 from ..state.connection import is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import may_go_on, together
-from . import discards, fencing
+from . import discards, fencing, joined
 from .consequences import may_be_rewritten
 from .discards import Before
 from .rights import may_return
@@ -43,7 +43,7 @@ def _update(execute: Execute, compiler: Any, tables: Sequence[TrackedTable], res
     touched = _touched(tables, compiler)
     if not touched:
         return run(execute, compiler, result_type)
-    used, idle = split_idle(touched, compiler.using)
+    used, idle = split_idle(touched, compiler, _touched)
     if not used:
         return run_idle(execute, compiler, (result_type,), idle, _unknown)
     return _update_and_add(compiler, used, result_type, partial(add_if_late, idle, _unknown))
@@ -55,11 +55,12 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return execute(compiler, returning_fields)  # by `execute_sql`
     if not touched:
         return run(execute, compiler, returning_fields)
-    used, idle = split_idle(touched, using)
+    used, idle = split_idle(touched, compiler, _touched)
     if not used:
         return run_idle(execute, compiler, (returning_fields,), idle, _unknown)
     counting = discards.counting(used, using)
     with together(connection):
+        joined.lock_rows(compiler, used, partial(discards.selected, compiler))
         before = discards.lock(compiler, counting)
         more = [field for field in _fields_to_return(used, before) if field not in returning_fields]
         if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update", reads=True):
@@ -141,6 +142,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     connection, using, keys = compiler.connection, compiler.using, None
     table = compiler.query.model._meta.db_table
     changed: int
+    joined.lock_rows(compiler, tables, partial(discards.selected, compiler))
     before = discards.lock(compiler, discards.counting(tables, using))
     is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite"):

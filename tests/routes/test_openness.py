@@ -27,6 +27,7 @@ from django.middleware.csrf import CsrfViewMiddleware
 from django.shortcuts import aget_object_or_404, get_object_or_404
 from django.test import AsyncClient, Client
 from django.urls import path
+from django.utils import translation
 from django.utils.decorators import decorator_from_middleware, method_decorator
 from django.utils.functional import SimpleLazyObject, cached_property
 from django.views import View
@@ -855,9 +856,12 @@ def words(request, exception):
      DetailView.as_view(queryset=Product.objects.filter(name="tea"))],
     ids=["function", "async", "DetailView", "DeleteView", "queryset"],
 )  # fmt: skip
-def test_the_message_is_the_views_own(shop, view):
-    """``handler404`` is told the same whether the guard or the view answers."""
+@pytest.mark.parametrize("language", ["as it is", "translated"])
+def test_the_message_is_the_views_own(shop, view, language, monkeypatch):
+    """``handler404`` is told the same whether the guard or the view answers, whatever Django translates."""
     shop(view, handler404=words)
+    if language == "translated":
+        monkeypatch.setattr(translation._trans, "gettext", lambda text: f"<{text}>")
     (answered, guards) = blocked(lambda: visit("/v/99/"))
     bare = pytest.MonkeyPatch()
     with bare.context() as patch:

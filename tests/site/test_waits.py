@@ -88,7 +88,7 @@ def test_every_connection_of_our_own_has_limits():
     """Only the connection that sets them opens one."""
     opening = {file for file in FILES for call in calls(parsed(file)) if name_of(call) == "create_connection"}
 
-    assert opening == {"state/connection.py"}
+    assert opening == {"state/own_connections.py"}
 
 
 def test_a_thread_does_not_wait_for_ever_for_one_that_opens_a_filter(monkeypatch):
@@ -131,6 +131,7 @@ LIMITS = {
         ("state/connection.py", "CONNECT_SECONDS"),
         ("state/connection.py", "READ_SECONDS"),
     ],
+    "the database": [("state/connection.py", "CONNECT_SECONDS"), ("state/connection.py", "READ_SECONDS")],
     "another thread's statement on the state rows": [("state/connection.py", "CONNECT_SECONDS")],
     "another thread that opens a filter or makes a store": [("stores/__init__.py", "OPEN_SECONDS")],
     "another thread that looks through the URLs, once for each URLconf": [("routes/table.py", "_PATIENCE")],

@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.db import DatabaseError, InterfaceError, OperationalError, connections, transaction
+from django.db.backends.signals import connection_created
 
 from bloomguard.models import GuardState
 from bloomguard.process import seconds
 from bloomguard.state import connection as connection_module
-from bloomguard.state.connection import DatabaseConnection, StateConnection, TimedOut, new_connection
+from bloomguard.state.connection import DatabaseConnection, StateConnection
+from bloomguard.state.own_connections import TimedOut, new_connection
 from bloomguard.state.row import State
 from bloomguard.state.table import StateTable
 from tests.conftest import Clock, Counting
@@ -182,7 +184,34 @@ def test_a_server_that_does_not_answer_is_cut_off(kept, each_database, monkeypat
             kept.execute("SELECT pg_sleep(600)")
 
     assert kept.execute("SELECT 1")[0] == [(1,)]
-    with connections["postgresql"].cursor() as cursor:  # or the server sleeps on, and its database cannot be copied
+    end_sleepers()
+
+
+def test_a_server_that_answers_the_login_alone_is_cut_off(kept, each_database, monkeypatch):
+    """A pooler may have no server for what Django, or the project, sends to a new connection."""
+    if each_database != "postgresql":
+        pytest.skip("SQLite has no server")
+
+    def send(connection, **more):
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_sleep(600)")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(connection_module, "READ_SECONDS", 0.2)
+        connection_created.connect(send)
+        try:
+            with pytest.raises(TimedOut, match="has not answered"):
+                kept.execute("SELECT 1")
+        finally:
+            connection_created.disconnect(send)
+
+    assert kept.execute("SELECT 1")[0] == [(1,)]
+    end_sleepers()
+
+
+def end_sleepers() -> None:
+    """Or the server sleeps on, and its database cannot be copied."""
+    with connections["postgresql"].cursor() as cursor:
         cursor.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND datname = "
             "current_database()"

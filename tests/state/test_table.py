@@ -478,6 +478,29 @@ def test_no_lease_is_valid_while_a_fence_is_overdue(table, monkeypatch):
     assert table.renewed("city").status == FENCED
 
 
+def test_a_fence_that_is_noted_while_another_is_set_stays(table, monkeypatch):
+    """A receiver of `guard_fenced` may take seconds: meanwhile the guard was rebuilt, and another row came late."""
+    table.swap(State("city"), active="one")
+    set_now = table.fence
+
+    def slowly(name, reason):
+        set_now(name, reason)
+        table.fence = set_now
+        another(table).swap(another(table).current("city"), active="two", status=ARMED)
+        with monkeypatch.context() as broken:
+            broken.setattr(table, "swap", lambda seen, **changes: [][0])
+            with pytest.raises(IndexError):
+                table.fence_soon("city", "a second row was saved")
+
+    table.fence = slowly
+    table.fence_soon("city", "a row was saved")
+
+    assert table.current("city").status == ARMED
+    assert table.lease("city") is None
+    assert table.renewed("city").status == FENCED
+    assert not table.overdue
+
+
 def test_rows_may_vanish_while_another_thread_reads(table):
     """Each read looks through what has vanished, and notes more."""
 

@@ -93,7 +93,7 @@ def test_what_is_saved_without_add_and_fence_is_fenced_as_soon_as_possible(late,
 
     assert not building()
     assert state.table.lease("product").status == FENCED
-    assert state.table.overdue == {}
+    assert not state.table.overdue
 
 
 @each_write

@@ -67,6 +67,19 @@ def historical() -> type[Product]:
     return models.apps.get_model("shop", "Product")
 
 
+def by_the_driver() -> None:
+    """What runs through no `execute` of Django's: a script on SQLite, a COPY on PostgreSQL."""
+    connection = connections[database.current]
+    with connection.cursor() as cursor:
+        if connection.vendor == "sqlite":
+            cursor.executescript("INSERT INTO shop_product (id, name) VALUES (77, 'x')")
+        elif connection.vendor == "postgresql":
+            with cursor.copy("COPY shop_product (id, name) FROM STDIN") as copy:
+                copy.write_row((77, "x"))
+        else:
+            cursor.executemany("INSERT INTO shop_product (id, name) VALUES (%s, %s)", [(77, "x"), (78, "y")])
+
+
 #: Each may make a key of the guard of products.
 WRITES = {
     "create": lambda: Product.objects.create(name="new"),
@@ -76,6 +89,7 @@ WRITES = {
     "a migration": lambda: historical().objects.using(database.current).create(name="new"),
     "raw SQL": lambda: execute("INSERT INTO shop_product (id, name) SELECT MAX(id) + 1, 'x' FROM shop_product"),
     "raw UPDATE": lambda: execute("UPDATE shop_product SET name = %s", "other"),
+    "driver": by_the_driver,
 }
 #: None of these does.
 HARMLESS = {
@@ -174,6 +188,27 @@ def test_a_filter_that_another_version_builds_is_noticed(each_database, fresh, c
 
     assert row().status == FENCED
     assert product.verdict(old.pk) is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize("own", ["built", "idle"])
+@pytest.mark.parametrize("write", ["create", "bulk_create", "update", "save", "raw SQL"])
+def test_a_guard_that_the_statement_itself_makes_known_is_fenced(each_database, fresh, clock, own, write):
+    """The old version has another guard of the table, and has not read the state rows for long: its statement does."""
+    Product.objects.create(name="first")
+    product = registry["product"]
+    with registered(Product, name="former", lookup="name") as former:
+        with without(product):
+            if own == "built":
+                Rebuild(former, sleep=clock.sleep).run()
+            Product.objects.create(name="second")
+            known = state.table.copy
+        Rebuild(product, sleep=clock.sleep).run()
+        clock.sleep(LEASE)
+        with without(product):
+            state.table.copy = known
+            WRITES[write]()
+
+    assert row().status == FENCED
 
 
 def test_a_guard_of_the_same_name_at_another_table(each_database, fresh, clock):

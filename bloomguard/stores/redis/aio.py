@@ -121,7 +121,8 @@ class AsyncLink:
             return
         if not is_open:
             await connection.disconnect(nowait=True)  # what the server has closed still counts as connected
-            if (tls := getattr(connection, "ssl_context", None)) is not None:
+            tls = getattr(connection, "ssl_context", None)
+            if tls is not None and getattr(tls, "context", None) is None:
                 await asyncio.to_thread(tls.get)  # reads the system's certificates: 40 ms, too long for the timeout
         await pool.ensure_connection(connection)
 

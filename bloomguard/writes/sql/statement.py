@@ -194,6 +194,8 @@ class Statement(Tokens):
                 is_left = False
             elif depth == 0 and (kind, value) == (MARK, ","):
                 names, is_left = set(), True
+            elif is_left and value == UNKNOWN:
+                return None
             elif is_left and kind != MARK:
                 names.add(value.lower())
         return None if not columns or (self.vendor == "sqlite" and columns & ROWID) else frozenset(columns)
@@ -301,7 +303,7 @@ class Statement(Tokens):
     def _alteration(self, table: str, action: Sequence[Token]) -> None:
         """Read one action of an ALTER TABLE."""
         first = action[0].value if action[0].kind == WORD else ""
-        names = [bare(token.value) for token in action if token.kind != MARK]
+        names = [bare(token.value) for token in action if token.kind != MARK or token.value == UNKNOWN]
         if first == "alter" and not KEEPING_COLUMN.isdisjoint(pairwise(names[2:5])):  # COLUMN may be left out
             return
         if first in ("add", "alter", "change", "modify"):

@@ -20,7 +20,7 @@ ANEW = "new__"
 #: The name of what a placeholder stands for, or of what cannot be read.
 UNKNOWN = "%s"
 #: Words before a name.
-_BEFORE_NAME = frozenset({"ignore", "into", "join", "low_priority", "only", "table"})
+_BEFORE_NAME = frozenset({"concurrently", "ignore", "into", "join", "low_priority", "only", "table", "to", "view"})
 
 
 class Unclear(Exception):

@@ -78,11 +78,11 @@ def test_another_way_to_the_guards_database_fences(same):
 
 
 def test_another_database_fences_nothing(other, read):
-    """What both databases are is read once, not for each statement."""
+    """But for one of the same server on MariaDB. What both databases are is read once, not for each statement."""
     for _ in range(3):
         send("second")
 
-    assert status("product") == ARMED
+    assert status("product") == (FENCED if connections["second"].vendor == "mysql" else ARMED)
     assert sorted(read) in ([], sorted([database.current, "second"]))
 
 
@@ -134,7 +134,7 @@ def test_a_router_that_raises_is_not_needed(routed, where):
 
 def test_the_database_that_the_router_names_counts_too(routed, same, monkeypatch):
     """The next filter may be built from it, and this process may not have read the state row since."""
-    monkeypatch.setattr(places, "_lasting_identity", lambda alias: alias)
+    monkeypatch.setattr(places, "_lasting_identity", lambda alias: (alias,))
     routed(lambda: "second")
     send("second")
 
