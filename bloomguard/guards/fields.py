@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -56,6 +57,8 @@ EXACT = frozenset({Exact, IntegerFieldExact, RelatedExact})
 #: Numbers with more digits before or after the point may be too long for the database.
 LONGEST_NUMBER = 100
 _MISSING = object()
+#: The methods by which a compiler makes a statement. One that is set on the compiler alone is not Django's.
+_MAKING = frozenset({"as_sql", "get_from_clause"})
 
 
 def value_field(field: models.Field[Any, Any]) -> models.Field[Any, Any]:
@@ -125,8 +128,10 @@ def is_djangos_method(owner: Any, name: str) -> bool:
         method = getattr(owner, name, _MISSING)
     except Exception:
         return False
-    if method is _MISSING:
-        return True
+    return method is _MISSING or _is_djangos_function(method)
+
+
+def _is_djangos_function(method: Any) -> bool:
     function = getattr(method, "__func__", method)
     code_of = getattr(function, "__globals__", {}).get("__name__")
     return _is_named_by_django(getattr(function, "__module__", None)) and _is_named_by_django(code_of)
@@ -138,10 +143,15 @@ def _is_named_by_django(module: Any) -> bool:
 
 def is_djangos_compiler(compiler: Any) -> bool:
     """Return whether Django's own code makes the statement, of the table that the query names."""
-    classes = type(compiler).__mro__[:-1]
-    return all(_is_named_by_django(each.__module__) for each in classes) and all(
-        is_djangos_method(compiler, name) for name in ("as_sql", "get_from_clause")
-    )
+    kind: Any = type(compiler)
+    return _MAKING.isdisjoint(vars(compiler)) and _is_djangos_class(kind, kind.as_sql, kind.get_from_clause)
+
+
+@lru_cache(maxsize=100)
+def _is_djangos_class(compiler: type, *methods: Any) -> bool:
+    """Return whether the class of a compiler, and those of its ``methods`` that make the statement, are Django's."""
+    classes = compiler.__mro__[:-1]
+    return all(_is_named_by_django(each.__module__) for each in classes) and all(map(_is_djangos_function, methods))
 
 
 def djangos_class(thing: Any) -> Any:
