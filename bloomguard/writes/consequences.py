@@ -34,8 +34,8 @@ logger = logging.getLogger("bloomguard")
 
 #: The table of the state rows.
 STATE_ROWS = GuardState._meta.db_table
-#: How many texts are cached, and how long one may be.
-_MOST_TEXTS, _LONGEST_TEXT = 1_000, 1_000
+#: How many texts are cached, and how long one may be: ``bulk_create`` on SQLite sends up to 999 placeholders.
+_MOST_TEXTS, _LONGEST_TEXT = 1_000, 6_000
 
 
 class Definitions:
