@@ -57,7 +57,7 @@ _MEANT = (
     "FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) ORDER BY number"
 )
 
-#: What a database keeps, by every alias, through every pooler and after each failover. A clone of it has the same.
+#: What a database of PostgreSQL keeps, by every alias, through every pooler and after each failover, and a clone too.
 _LASTING = {
     "postgresql": "SELECT system_identifier::text, oid::text FROM pg_control_system(), pg_database "
     "WHERE datname = current_database()",
@@ -163,9 +163,14 @@ class Schemas:
 schemas = Schemas()
 
 
+#: Options of the drivers of PostgreSQL and MySQL that name a server or a database.
+_NAMING = ("service", "read_default_file", "read_default_group", "host", "port", "dbname", "database", "db")
+
+
 def name_of_database(given: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what names a database in the settings ``given``; a project may have added an alias without some."""
-    return tuple(map(given.get, ("ENGINE", "HOST", "PORT", "NAME")))
+    options = given.get("OPTIONS") or {}
+    return (*map(given.get, ("ENGINE", "HOST", "PORT", "NAME")), *(str(options.get(name, "")) for name in _NAMING))
 
 
 def mirror_of(alias: str) -> str | None:
@@ -174,13 +179,12 @@ def mirror_of(alias: str) -> str | None:
     return mirrored
 
 
-def may_be_one_database(one: str, other: str) -> bool:
-    """Return whether what is sent by one alias may write to the database of the other; also in doubt. Never raises.
+def may_reach(one: str, other: str) -> bool:
+    """Return whether what is sent by one alias may write to the database of the other; also in doubt.
 
-    They lead to one database, or to two of one server of MySQL or MariaDB. May query.
-
-    They may do so with different settings: by the name and the address of a host, or through a pooler and past it.
-    A rebuild needs the opposite, which never takes two databases for one: ``identity_of`` in rebuild/backends.py.
+    They may lead to one database by different settings, such as the name and the address of a host, or through a pooler
+    and past it; or to two of one server of MySQL or MariaDB. A rebuild needs the opposite, which never takes two
+    databases for one: ``identity_of`` in rebuild/backends.py. May query. Never raises.
     """
     try:
         connection, second = connections[one], connections[other]

@@ -33,12 +33,13 @@ from typing import Any, NamedTuple, TypeVar
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
 from django.core.exceptions import ObjectDoesNotExist
-from django.db import connections
+from django.db import connections, router
 
 from ..conf import settings
 from ..guards import Guard, registry
 from ..guards.counters import AVOIDED
 from ..guards.fields import PLAIN
+from ..guards.places import in_a_thread, needs_orm_thread
 from ..process import is_within, log_once, own_lock, seconds
 from ..state.transactions import has_begun
 from ..state.verdicts import Verdict
@@ -112,7 +113,8 @@ async def aget_or_load(
         guard._runtime.counters[AVOIDED]()
         return None
     scope = cache, asyncio.get_running_loop()
-    call = _Call(caches[cache], scope, _key(guard, scoped), lambda: load(value), timeout, patience, is_async=True)
+    key = await in_a_thread(_key)(guard, scoped) if needs_orm_thread() else _key(guard, scoped)
+    call = _Call(caches[cache], scope, key, lambda: load(value), timeout, patience, is_async=True)
     found: T | None = await _fetch(call)
     if found is None and decision.verdict is Verdict.MAYBE:
         await sync_to_async(confirm_missing)(guard, scoped)
@@ -120,8 +122,10 @@ async def aget_or_load(
 
 
 def _key(guard: Guard, value: Any) -> str | None:
-    """Return the cache key of ``value``; ``None`` if only its class knows which row it means."""
+    """Return the cache key of ``value``; ``None`` if only its class, or the routers, know which row it means."""
     try:
+        if guard.scope is None and router.routers and not guard._meta.place.reads(router.db_for_read(guard.model)):
+            return None  # another database than the guard's, with rows of its own
         key, own, definition = guard._meta.keys.key(value), b"", guard._runtime.active_filter.definition.encode()
         if not guard._meta.is_exact(value):
             values = list(guard._meta.conditions(value).values())

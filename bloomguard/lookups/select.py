@@ -30,7 +30,7 @@ from ..guards.scopes import DATABASE
 from ..process import log_once
 from ..state.transactions import is_aborted
 from ..state.verdicts import MAYBE, REMEMBERED, SHADOW, Decision, Verdict
-from ..writes.isolation import is_by_hand, may_omit_reads
+from ..writes.isolation import is_by_hand, reads_what_is_committed
 from ..writes.statements import wrap
 from .certainty import is_certain
 from .context import LookupContext, compare_rows, contexts
@@ -216,7 +216,7 @@ def _is_current(guard: Guard, compiler: Any) -> bool:
     # those whose keys are not in the filter yet let the guard pass by itself: `bloomguard.guards.runtime`.
     if guard._meta.discards:
         return False
-    return not is_aborted(connection) and may_omit_reads(connection)
+    return not is_aborted(connection) and reads_what_is_committed(connection)
 
 
 def _record_false_positive(

@@ -63,7 +63,7 @@ def identity_of(connection: BaseDatabaseWrapper) -> Any:
     """Return what is the same for all aliases of one database, whatever their settings.
 
     Two databases never have it in common, but one may have another after a restart. See also
-    :func:`bloomguard.guards.places.may_be_one_database`.
+    :func:`bloomguard.guards.places.may_reach`.
     """
     found = file_of(connection)
     if connection.vendor in _IDENTITIES:

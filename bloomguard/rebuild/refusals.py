@@ -131,6 +131,9 @@ def declaration_refusals(guard: Guard) -> Iterator[Refusal]:
             reason = f"{field.name!r} is a {kind}, whose to_python changes what it has returned: a row has several keys"
             cure = "Let it return such a value unchanged, or look rows up by another field."
             yield Refusal(reason, cure, "bloomguard.W105")
+    if guard.sync == "signals" and len({field.model for field in guard._meta.fields}) > 1:
+        reason = "its key has columns of several tables, which two savers may each see half changed"
+        yield Refusal(reason, 'Remove sync = "signals", or look rows up by columns of one table.')
     for doubt in dict.fromkeys(alive.refusal_reasons(guard.model, guard.alive)):
         yield Refusal(f"alive is not allowed: it {doubt}", alive.CURE, "bloomguard.W113")
 

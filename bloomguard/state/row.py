@@ -182,7 +182,7 @@ class OverdueFences:
     """The fences that a process still has to set: of each guard the last one."""
 
     def __init__(self) -> None:
-        #: Guard name -> the reason, in a list of its own.
+        #: Guard name -> the reason, in a list that tells it from a later one of the same words.
         self._reasons: dict[str, list[str]] = {}
         self._lock = own_lock(self, "_lock")  # held for microseconds
 

@@ -13,17 +13,17 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from ..exceptions import ConfigurationError
 from ..guards import Guard, registry
-from ..guards.places import may_be_one_database, schemas
+from ..guards.places import may_reach, schemas
 from ..guards.scopes import DATABASE
 from ..models import GuardState
-from ..process import own_lock
+from ..process import is_within, own_lock, seconds
 from ..state import table as states
 from ..state.row import FENCED
 from ..state.table import StateTable
 from ..state.transactions import is_aborted, is_under_way
 from . import fencing, unknown_guards
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
-from .introspection import acts_apart, load, with_remade
+from .introspection import acts_beyond_catalogue, load, with_remade
 from .observer import TransactionObserver
 from .sql.statement import ANYTHING, Effect
 from .sql.tokens import bare, have_two_schemas
@@ -45,7 +45,7 @@ class Definitions:
         #: Grows with each, and when a transaction with some ends. What was cached before is out of date then.
         self.stamp = 0
         #: Aliases of databases of which a connection has had actions that no catalogue has.
-        self.apart: set[str] = set()
+        self.beyond_catalogue: set[str] = set()
         #: The observers of open transactions with changes, which others do not see yet.
         self._open = weakref.WeakSet[TransactionObserver]()
         self._lock = own_lock(self, "_lock")  # held for microseconds
@@ -63,8 +63,8 @@ class Definitions:
     def check_connection(self, connection: Any) -> None:
         """Trust no catalogue of this database any more if the connection has actions of its own."""
         alias = connection.alias
-        if alias not in self.apart and acts_apart(connection):
-            self.apart.add(alias)
+        if alias not in self.beyond_catalogue and acts_beyond_catalogue(connection):
+            self.beyond_catalogue.add(alias)
             logger.warning(
                 "a connection to %s has a TEMP trigger, or an attached file with triggers or foreign keys that change "
                 "rows, so each write disables the guards",
@@ -111,6 +111,8 @@ class DatabaseCache:
         self._usual = {} if vendor == "mysql" else {"BEGIN": ""}
         self.texts: dict[str, str] = dict(self._usual)
         self.catalogue: Catalogue | None = None
+        #: When it could not be read, in monotonic seconds: each read would otherwise wait for its time limit again.
+        self.failed_at = float("-inf")
         #: What a connection has read while the transaction of another one changes definitions, which it does not see.
         self.beside: Catalogue | None = None
         #: Whether the names of SQL's functions and of columns certainly stand for no writing function of the database.
@@ -234,9 +236,11 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     is_read, beside = all(effect.verb in ("known", "field") for effect in effects), cache.beside
     if is_read and beside is not None and not (TransactionObserver.of(connection) or any(map(beside.calls, effects))):
         return {}  # but what a function of the database's own does may change with the next COMMIT
+    if is_read and cache.catalogue is None and is_within(unknown_guards.AGAIN_SECONDS, cache.failed_at, seconds()):
+        return {}
     catalogue = _catalogue(cache, connection)
     if catalogue is None and is_read:
-        return {}  # the catalogue may be locked for a moment, and is looked at again by the next read
+        return {}  # it is looked at again by the next write, and by a read after a minute
     if catalogue is None:
         followed, written = frozenset({(ANYTHING, True)}), effects
     else:
@@ -250,7 +254,7 @@ def affected_guards(effects: Iterable[Effect], connection: Any, own: str = "") -
     for effect, cause in sorted(causes, key=lambda each: each[1].is_active):  # a later cause replaces an earlier one
         if effect.verb == "any":
             for guard in cache.guards:
-                if connection.alias in definitions.apart or _may_be_in(guard, cache, connection.alias):
+                if connection.alias in definitions.beyond_catalogue or _may_be_in(guard, cache, connection.alias):
                     found[guard] = cause._replace(table="")
         for table, guard in cache.tables.get(effect.name, ()):
             is_added = table == own and (cause.is_direct or not (cause.is_active or is_view))
@@ -302,15 +306,15 @@ def _may_be_in(guard: Guard, cache: DatabaseCache, alias: str) -> bool:
 
 @lru_cache(maxsize=100)
 def _may_be_one(home: str, alias: str, generations: object) -> bool:
-    """Cache :func:`may_be_one_database` until the next build, which is needed once an alias leads to another server."""
-    return may_be_one_database(home, alias)
+    """Cache :func:`may_reach` until the next build, which is needed once an alias leads to another server."""
+    return may_reach(home, alias)
 
 
 def _catalogue(cache: DatabaseCache, connection: Any) -> Catalogue | None:
     """Return the database's catalogue; ``None`` if it cannot be read."""
     if cache.catalogue is not None:
         return cache.catalogue
-    if connection.alias in definitions.apart or is_aborted(connection):
+    if connection.alias in definitions.beyond_catalogue or is_aborted(connection):
         return None
     if not definitions.are_changing():
         return _load(cache, connection)
@@ -342,8 +346,9 @@ def _load(cache: DatabaseCache, connection: Any) -> Catalogue | None:
             connection.alias,
             error,
         )
+        cache.failed_at = seconds()
         return None
-    if connection.alias in definitions.apart:
+    if connection.alias in definitions.beyond_catalogue:
         return None
     if catalogue.is_complete and not definitions.are_changing() and seen == definitions.stamp:
         cache.keep(catalogue)

@@ -15,17 +15,17 @@ other key's row a false 404, while one add too many is a harmless false positive
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from django.db import DatabaseError, connections
 from django.db.models import Q, QuerySet
 from django.db.models.constants import OnConflict
-from django.db.models.sql import DeleteQuery, InsertQuery, Query
+from django.db.models.sql import DeleteQuery, InsertQuery
 
 from ..guards import Guard
 from ..guards.fields import kind_of, own_conversions
@@ -35,7 +35,7 @@ from ..state.fresh_rows import fresh_rows
 from ..state.transactions import has_own_transaction, lock_file
 from .fencing import reading_by_writer
 from .idle import has_nothing_to_add_to
-from .joined import locking
+from .joined import lock_written, pages, rows_by, selected
 from .observer import TransactionObserver
 from .rights import may_read
 from .tables import TrackedTable
@@ -45,21 +45,6 @@ if TYPE_CHECKING:
 
 #: Of a statement that changes more rows than this no list is kept, and the keys that it removes are not discarded.
 MOST_ROWS = 100_000
-#: Values that one query looks rows up by: below every database's limit of parameters.
-_PARAMETERS = 500
-_T = TypeVar("_T")
-
-
-def rows_by(rows: Any, path: str, values: Sequence[Any], *names: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the columns ``names`` of those of ``rows`` that have one of ``values`` at ``path``, as they are now."""
-    for some in _pages(values):
-        yield from fresh_rows(rows.filter(**{f"{path}__in": some}).order_by().values_list(*names))
-
-
-def _pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
-    """Split ``values``, by which rows are to be looked up, into those of one query each: a tuple has several."""
-    size = _PARAMETERS // len(values[0]) if values and isinstance(values[0], tuple) else _PARAMETERS
-    return (values[start : start + size] for start in range(0, len(values), size))
 
 
 def are_found(model: Any, using: str, keys: Iterable[Any]) -> bool:
@@ -74,7 +59,7 @@ def are_found(model: Any, using: str, keys: Iterable[Any]) -> bool:
 
 
 def _has_one_form(field: Any, vendor: str) -> bool:
-    """Whether the column stores each value in one form alone: in a text, SQLite and MySQL take any of a UUID's."""
+    """Whether the column has one form of each value. SQLite and MySQL may store a UUID as a text, in several forms."""
     return kind_of(field) == "integer" or (vendor == "postgresql" and not own_conversions(field))
 
 
@@ -124,16 +109,6 @@ def lock(compiler: Any, tables: Iterable[TrackedTable]) -> Before:
     return found
 
 
-def selected(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
-    """Return the query for the columns ``names`` of the rows that an UPDATE or DELETE selects by its own WHERE."""
-    chosen = compiler.query.chain(klass=Query)
-    chosen.clear_ordering(force=True)
-    chosen.extra = {}
-    chosen.select_for_update = False  # no UPDATE has it: neither NOWAIT, nor an error for DISTINCT
-    chosen.set_values(names)
-    return [chosen]
-
-
 def _conflicting(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
     """Return queries for the columns ``names`` of the rows that an INSERT updates: they have the same unique values."""
     query = compiler.query
@@ -142,7 +117,7 @@ def _conflicting(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
     fields = [each.attname for each in query.unique_fields]
     unique = [tuple(getattr(row, name) for name in fields) for row in query.objs]
     every: Any = QuerySet(query.model, using=compiler.using).order_by().values(*names)
-    return map(every.filter, (reduce(or_, (Q(**dict(zip(fields, each))) for each in some)) for some in _pages(unique)))
+    return map(every.filter, (reduce(or_, (Q(**dict(zip(fields, each))) for each in some)) for some in pages(unique)))
 
 
 def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
@@ -193,15 +168,12 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     if any(None in value for value in written.values):
         return None  # by a NULL no row is found
     changed = dict.fromkeys(map(unwrapped, written.values))
-    every = locking(QuerySet(guard.model, using=using), tracked, is_new=written.is_new)
-    if every is None:
+    if not lock_written(tracked, using, written.link, changed):
         return None
-    chosen = (("pk", alive.rows), (written.link, changed))
-
-    def read(rows: Any) -> list[list[tuple[Any, ...]]]:
-        return [list(rows_by(rows, path, list(keys), "pk", *guard._meta.attnames)) for path, keys in chosen]
-
-    reads = read(every.filter(guard.alive))
+    reads = [
+        list(rows_by(guard._meta.rows().using(using), path, list(chosen), "pk", *guard._meta.attnames))
+        for path, chosen in (("pk", alive.rows), (written.link, changed))
+    ]
     found = {row[0] for row in reads[1]} if written.link == "pk" else ()
     if not are_found(tracked.owner, using, (key for key in changed if key not in found)):
         return None  # nor by one that is stored in another form
@@ -210,10 +182,6 @@ def finish(before: Before, tracked: TrackedTable, using: str, written: WrittenRo
     after = {row[0]: row[1:] for some in reads for row in some}
     was, now = Counter(alive.rows.values()), Counter(after.values())
     gone = _keys(guard, using, (was - now).elements()) if alive.generation else []
-    if len(guard._meta.tables) > 1:
-        # Another transaction may make the row living by a table that this statement does not write.
-        after = {row[0]: row[1:] for some in read(every) for row in some}
-        now = Counter(after.values())
     if gone:
         observer = TransactionObserver.ensure(connections[using])
         observer.add_deletes(guard._runtime.active_filter, alive.generation, gone)

@@ -28,7 +28,7 @@ from ..state.connection import fetch_uncounted
 from ..state.row import FENCED, Rows, State
 from ..state.table import EXPIRY_SECONDS, LEASE_SECONDS, StateTable
 from ..state.transactions import ROW_LOCKS, has_begun, is_aborted, locks_table
-from .isolation import may_omit_reads
+from .isolation import reads_what_is_committed
 from .observer import TransactionObserver, has_changed_rows, is_alone
 
 #: Half a lease less, as clocks differ in speed.
@@ -254,7 +254,7 @@ def needs_writers_connection(table: StateTable, name: str, using: str) -> bool:
     if not has_begun(connection):
         return True
     if connection.vendor != "postgresql":  # each of its statements reads what is committed by then
-        return may_omit_reads(connection) and not has_changed_rows(connection)
+        return reads_what_is_committed(connection) and not has_changed_rows(connection)
     parameters = bool(_pending_fences(using)), connection.ops.quote_name(GuardState._meta.db_table)
     return bool(fetch_uncounted(connection, _SEES_COMMITTED, parameters)[0][0])
 

@@ -8,7 +8,7 @@ makes anew with the rows of old ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from django.db import Error
 
-from ..state.connection import fetch_uncounted
+from ..state.connection import READ_PATIENCE, fetch_uncounted
 from ..state.transactions import is_under_way
 from .catalogue import EMPTIED, ROW, WRITES, Catalogue
 from .observer import TransactionObserver
@@ -43,7 +43,7 @@ _SQLITE_ACTIONS = """
     WHERE t.type = 'table' AND (k.on_update NOT IN ('NO ACTION', 'RESTRICT') OR k.on_delete LIKE 'SET %') LIMIT 1"""
 
 
-def acts_apart(connection: Any) -> bool:
+def acts_beyond_catalogue(connection: Any) -> bool:
     """Whether the connection has actions of SQLite that no catalogue has; also if it cannot be asked.
 
     They are the triggers that no other connection has, and the triggers and foreign keys of files attached to this one.
@@ -54,17 +54,17 @@ def acts_apart(connection: Any) -> bool:
         if fetch_uncounted(connection, "SELECT 1 FROM temp.sqlite_master WHERE type = 'trigger'"):
             return True
         files = fetch_uncounted(connection, "PRAGMA database_list")
-        return any(_has_actions(path, connection) for _, name, path in files if name not in ("main", "temp"))
+        # One in memory is empty when it is attached, and gets triggers by this connection alone.
+        others = [path for _, name, path in files if path and name not in ("main", "temp")]
+        return any(_has_actions(path, connection) for path in others)
     except Error:
         return True
 
 
 def _has_actions(path: str, connection: Any) -> bool:
     # By a connection of our own: the transaction must not take a snapshot of the file before it writes to it.
-    if not path:
-        return True  # a database in memory
     connect, uri = connection.Database.connect, f"{Path(path).as_uri()}?mode=rw"
-    with connection.wrap_database_errors, closing(connect(uri, uri=True)) as own:
+    with connection.wrap_database_errors, closing(connect(uri, uri=True, timeout=READ_PATIENCE)) as own:
         return own.execute(_SQLITE_ACTIONS).fetchone() is not None
 
 
@@ -220,7 +220,7 @@ _TRIGGERS = f"""
     JOIN pg_namespace n ON n.oid = p.pronamespace
     WHERE t.tgenabled <> 'D' AND (n.nspname {_OWN} OR t.tgtype & 3 = 3)"""  # noqa: S608
 _FOREIGN_KEYS = """
-    SELECT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
+    SELECT DISTINCT p.relname, c.relname, k.confdeltype::text, k.confupdtype::text,
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.conrelid AND attnum = ANY (k.conkey)),
         (SELECT array_agg(attname::text) FROM pg_attribute WHERE attrelid = k.confrelid AND attnum = ANY (k.confkey))
     FROM pg_constraint k JOIN pg_class c ON c.oid = k.conrelid JOIN pg_class p ON p.oid = k.confrelid
@@ -337,8 +337,9 @@ def _read_mysql(catalogue: Catalogue, fetch: Fetch) -> None:
         catalogue.add_trigger(table, verbs, _mysql_effects(text), because, rewrites=timing == "BEFORE")
     for base, view in _mysql_views(fetch):
         catalogue.add_view(base, view)
-    actions = {each[:3]: each[3:] for each in fetch(_MYSQL_ACTIONS)}
-    keys = [(actions.get(each[:3]), *each[2:]) for each in fetch(_MYSQL_KEYS)]
+    # On a Mac the two tables may spell a name in two ways.
+    actions = {_folded(each[:3]): each[3:] for each in fetch(_MYSQL_ACTIONS)}
+    keys = [(actions.get(_folded(each[:3])), *each[2:]) for each in fetch(_MYSQL_KEYS)]
     for action, child, column, referenced in dict.fromkeys(keys):
         if action is not None:  # one that was dropped in between
             parent, deleted, updated = action
@@ -360,6 +361,10 @@ def _mysql_views(fetch: Fetch) -> set[tuple[str, str]]:
                 (name, view) for name in names.get(first, ()) if not text or has.issuperset(words(name.lower()))
             )
     return {(base, view) for base, view in found if base != view}
+
+
+def _folded(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name.lower() for name in names)
 
 
 def _mysql_effects(text: str | None) -> frozenset[Effect]:

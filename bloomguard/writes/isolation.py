@@ -70,8 +70,11 @@ def is_by_hand(connection: Any) -> bool:
     return has_own_transaction(connection)
 
 
-def may_omit_reads(connection: Any) -> bool:
-    """Return whether a SELECT of the open ``atomic`` block may be left out, without a change for other statements."""
+def reads_what_is_committed(connection: Any) -> bool:
+    """Return whether each statement of the open ``atomic`` block reads what is committed by then.
+
+    So a SELECT may be left out, without a change for other statements.
+    """
     if connection.vendor == "sqlite":
         return True  # it has one writer at a time; docs/limits.md says what a later snapshot may see
     if connection.alias in _changed:

@@ -1,55 +1,111 @@
 """Keys whose columns are in several tables: those of a model and its parents.
 
-Of two transactions that each update one of these tables, neither sees what the other writes, so neither would add the
-key that the row has in the end. Hence the rows of all tables are locked before an UPDATE, and read by a query that
-locks them after it; also after an INSERT, as the row of the parent's table may be an older one.
+Of two transactions that each write one of these tables, neither sees what the other writes, so neither would add the
+key that the row has in the end. Hence the rows of all tables are locked before an UPDATE, and before they are read back
+after an UPDATE or an INSERT. For a guard that discards, the tables of ``alive`` count as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
-from django.db import connections, models
+from django.db import DatabaseError, connections, models
+from django.db.models.sql import Query
 
+from ..state.connection import is_denied
 from ..state.fresh_rows import fresh_rows
 from ..state.transactions import has_own_transaction
+from .isolation import reads_what_is_committed
 from .rights import may_read
 from .tables import TrackedTable
 
-#: Rows that are in memory at a time while they are locked.
+#: Rows that are in memory at a time while they are locked, on PostgreSQL.
 _ROWS = 10_000
+#: Values that one query looks rows up by: below every database's limit of parameters.
+_PARAMETERS = 500
+_T = TypeVar("_T")
+#: Of MySQL and MariaDB, for a SELECT beyond ``max_join_size``, which holds for no UPDATE.
+TOO_BIG = (1104,)
 
 
-def lock_rows(compiler: Any, tables: Sequence[TrackedTable], chosen: Any) -> None:
-    """Lock the rows of all tables of the guards' keys that an UPDATE is about to change.
+def selected(compiler: Any, names: Sequence[str]) -> Iterable[Any]:
+    """Return the query for the columns ``names`` of the rows that an UPDATE or DELETE selects by its own WHERE."""
+    chosen = compiler.query.chain(klass=Query)
+    chosen.clear_ordering(force=True)
+    chosen.extra = {}
+    chosen.select_for_update = False  # no UPDATE has it: neither NOWAIT, nor an error for DISTINCT
+    chosen.set_values(names)
+    return [chosen]
 
-    ``chosen``: returns queries for the columns of the given names of the rows that it selects. Where they cannot be
-    locked, :func:`locking` returns ``None`` after it.
+
+def lock_rows(compiler: Any, tracked: TrackedTable, most: int) -> None:
+    """Lock the rows of all tables that an UPDATE is about to change; on MySQL and MariaDB at most ``most``.
+
+    Each UPDATE does so in the same order, so that two wait for each other, where the locks after them could deadlock.
+    If this fails, those are tried all the same.
     """
-    for tracked in tables:
-        if tracked.primary_key is None or len(tracked.key_tables) < 2:
-            continue
+    connection = compiler.connection
+    if tracked.historical or not connection.features.has_select_for_update:
+        return  # in the middle of a migration a column may be missing
+    try:
         rows = locking(models.QuerySet(tracked.guard.model, using=compiler.using), tracked)
-        if rows is not None and connections[compiler.using].features.has_select_for_update:
-            names = [field.name for field in tracked.primary_key]
-            for some in chosen(names):
-                found = rows.filter(**{f"{tracked.link or 'pk'}__in": some}).order_by()
-                for _ in fresh_rows(found.values_list("pk", *tracked.guard._meta.attnames), _ROWS):
-                    pass  # they are read again after the UPDATE
+        if rows is None:
+            return
+        [chosen] = selected(compiler, [field.name for field in tracked.primary_key or ()])
+        found = rows.filter(**{f"{tracked.link or 'pk'}__in": chosen}).order_by()
+        found = found.values_list("pk", *tracked.guard._meta.attnames)
+        # MySQL's driver fetches all rows at once; if they are more, the guard is fenced.
+        for _ in fresh_rows(found[:most] if connection.vendor == "mysql" else found, _ROWS):
+            pass  # they are read again after the UPDATE
+    except DatabaseError as error:
+        if not is_denied(error) and error.args[:1] != TOO_BIG:  # the transaction goes on after these
+            raise
+    except Exception:
+        return
 
 
-def locking(rows: Any, tracked: TrackedTable, *, is_new: bool = False) -> Any:
-    """Return ``rows``, of the guard's model, as a query that locks what it reads, if the key needs that.
+def lock_written(tracked: TrackedTable, using: str, path: str, keys: Iterable[Any]) -> bool:
+    """Lock the guard's rows that have one of ``keys`` at ``path``, if that is needed; return whether it could be."""
+    rows = locking(models.QuerySet(tracked.guard.model, using=using), tracked)
+    if rows is None:
+        return False
+    if rows.query.select_for_update:
+        for _ in rows_by(rows, path, list(keys), "pk", *tracked.guard._meta.attnames):
+            pass
+    return True
 
-    ``None`` if the login may not lock them, or in a transaction that was begun by hand. ``is_new``: after an INSERT.
+
+def locking(rows: Any, tracked: TrackedTable) -> Any:
+    """Return ``rows``, of the guard's model, as a query that locks what it reads, if the table is joined.
+
+    ``None`` if the login may not lock them, in a transaction that was begun by hand, or if the transaction has an older
+    snapshot: a row that another one has linked to the written one is not seen then.
     """
-    guard, connection = tracked.guard, connections[rows.db]
-    is_in_parent = not tracked.key_tables <= {guard.model._meta.db_table}
-    if not (len(tracked.key_tables) > 1 or (is_new and is_in_parent)):
-        return rows
-    if has_own_transaction(connection) or not may_read(connection, guard, "lock"):
+    is_linked = tracked.is_joined or tracked.owner is not tracked.guard.model
+    if is_linked and not reads_what_is_committed(connections[rows.db]):
         return None
-    if not connection.in_atomic_block:
-        return rows  # after the COMMIT: the last of several transactions reads what all have written
-    return rows.select_for_update(no_key=connection.features.has_select_for_no_key_update)
+    connection = connections[rows.db]
+    features = connection.features
+    if not tracked.is_joined or not features.has_select_for_update:
+        return rows
+    if connection.get_autocommit() and not connection.in_atomic_block:  # where Django refuses to lock
+        return None if has_own_transaction(connection) else rows  # after the COMMIT, for a guard that follows signals
+    if not may_read(connection, tracked.guard, "lock"):
+        return None
+    return rows.select_for_update(no_key=features.has_select_for_no_key_update)
+
+
+# -- reading rows by their keys
+
+
+def rows_by(rows: Any, path: str, values: Sequence[Any], *names: str) -> Iterator[tuple[Any, ...]]:
+    """Yield the columns ``names`` of those of ``rows`` that have one of ``values`` at ``path``, as they are now."""
+    for some in pages(values):
+        yield from fresh_rows(rows.filter(**{f"{path}__in": some}).order_by().values_list(*names))
+
+
+def pages(values: Sequence[_T]) -> Iterator[Sequence[_T]]:
+    """Split ``values``, by which rows are to be looked up, into those of one query each: a tuple has several."""
+    size = _PARAMETERS // len(values[0]) if values and isinstance(values[0], tuple) else _PARAMETERS
+    return (values[start : start + size] for start in range(0, len(values), size))

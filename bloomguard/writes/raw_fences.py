@@ -86,6 +86,9 @@ def _choose_fencing(
     if not written:
         return nullcontext(True)
     idle = all_idle_since(written, connection.alias)
+    if states.table.copy is not unknown_guards.compared_copy:  # it was read again, and may name further guards
+        written = find()
+        idle = all_idle_since(written, connection.alias)
     if idle is not None:
         return _fencing_if_late(written, idle, connection)
     is_other = connections[connection.alias] is not connection  # than the one on which `atomic` would begin

@@ -68,7 +68,8 @@ def may_read(connection: Any, guard: Guard, verb: str = "select") -> bool:
 def _refusals(connection: Any, table: str, verb: str, reads: bool) -> frozenset[str]:
     """Return the columns that cannot be returned; an empty name for all, also if the catalogue cannot be read."""
     name = connection.ops.quote_name(table)
-    parameters = name, _EVENTS[verb], reads, name, verb == "lock", name, name
+    # A SELECT FOR UPDATE leaves out the rows that the role's policies for UPDATE hide.
+    parameters = name, _EVENTS[verb], reads and verb != "lock", name, verb == "lock", name, name
     try:
         with connection.wrap_database_errors, undisturbed(connection) as fetch:
             return frozenset(column for (column,) in fetch(_REFUSALS, parameters))

@@ -43,13 +43,12 @@ class WrittenRows(NamedTuple):
     """What is known of the rows that a statement wrote, one tuple a row.
 
     ``values`` are the key's own if ``link`` is empty; else the guard's rows are found by them, with the lookup
-    ``link``. ``stored``: they come from the database, not from the instances. ``is_new``: an INSERT has written them.
+    ``link``. ``stored``: they come from the database, not from the instances.
     """
 
     values: Values
     link: str
     stored: bool
-    is_new: bool = False
 
 
 def returned_rows(fields: Fields, link: str, returned: Sequence[Any], rows: Values) -> WrittenRows | None:
@@ -75,12 +74,12 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     is_undone = tracked.historical and connection.vendor == "postgresql"
     try:
         with together(connection, undo=True) if is_undone else nullcontext():
-            rows = joined.locking(models.QuerySet(guard.model, using=using), tracked, is_new=written.is_new)
+            rows = joined.locking(models.QuerySet(guard.model, using=using), tracked)
             if rows is None:
                 return None
             keys = [unwrapped(value) for value in written.values if None not in value]
-            found = list(discards.rows_by(rows, written.link, keys, *guard._meta.attnames))
-            has_each = written.link == "pk" and len(found) == len(keys)
+            found = list(joined.rows_by(rows, written.link, keys, *guard._meta.attnames))
+            has_each = len(found) == len(keys)  # a link to a parent is one to one
             is_lost = written.stored and not has_each and not discards.are_found(tracked.owner, using, keys)
     except DatabaseError as error:
         # In the middle of a migration a column may be missing, and MySQL needs no right to SELECT for an INSERT.
@@ -92,6 +91,8 @@ def read_back(tracked: TrackedTable, using: str, written: WrittenRows) -> Writte
     is_mysql = connection.vendor == "mysql"
     least = len(written.values) if is_mysql else 1
     is_elsewhere = written.link == "pk" and (is_mysql or not written.stored) and len(found) < least
+    if tracked.is_joined and written.link == "pk":  # the parent's row may be one that is not committed yet
+        is_lost = is_lost or len(found) < len(keys)
     return None if is_elsewhere or is_lost else WrittenRows(found, "", stored=True)
 
 
@@ -106,15 +107,13 @@ def inserted(
     ``highest``: what :func:`highest_key` returned before the statement.
     """
     if has_no_returning(compiler.connection):
-        written = _unreturned(tracked, compiler, rows, highest)
-    else:
-        by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
-        if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
-            return discards.finish(before, tracked, compiler.using, written._replace(is_new=True))
-        written = _inserted_by(by_key, tracked, compiler, returned, rows) or _inserted_by(
-            by_primary_key, tracked, compiler, returned, rows
-        )
-    return written._replace(is_new=True) if written is not None and written.link else written
+        return _unreturned(tracked, compiler, rows, highest)
+    by_key, by_primary_key = (tracked.fields, tracked.link), (tracked.primary_key, tracked.link or "pk")
+    if tracked in before and (written := _inserted_by(by_primary_key, tracked, compiler, returned, rows)):
+        return discards.finish(before, tracked, compiler.using, written)
+    return _inserted_by(by_key, tracked, compiler, returned, rows) or _inserted_by(
+        by_primary_key, tracked, compiler, returned, rows
+    )
 
 
 def _inserted_by(

@@ -35,8 +35,8 @@ class TrackedTable:
     link: str
     #: The fields to find the guard's rows by if the key itself is unknown.
     primary_key: Fields | None
-    #: The tables that have a column of the key; none if the guard has a mistake, or is unknown.
-    key_tables: frozenset[str]
+    #: Whether the key depends on several tables, so that a statement on one has to lock the rows of all.
+    is_joined: bool
     #: In lower case: only an UPDATE of one of these can make a new key.
     columns: frozenset[str]
     #: Whether the model is a migration's, whose table may lack columns of the guard's model.
@@ -117,24 +117,26 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
         columns = frozenset(map(folded_column, own))
-        return TrackedTable(guard, None, None, "pk", None, frozenset(), columns, historical, counted=False)
+        return TrackedTable(guard, None, None, "pk", None, False, columns, historical, False)
     owner = next(each for each in with_parents(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
-    key, key_tables, counted = None, frozenset[str](), False
+    key, counted, is_joined = None, False, False
     with suppress(Exception):  # a system check reports the mistake; each write fences the guard
-        key_tables = frozenset(map(_table, guard._meta.fields))
         if owner is guard.model and all(
             _table(field) == table and not own_methods(field, SELECTS) for field in guard._meta.fields
         ):
             key = same_fields(guard._meta.fields, own)
         counted = guard._meta.discards
+        needed = set(map(_table, [*guard._meta.fields, *(guard._meta.alive_fields if counted else ())]))
+        # A row of the model's own table decides which row of a parent's belongs to the key.
+        is_joined = len(needed) > 1 or (owner is guard.model and table not in needed)
     return TrackedTable(
         guard=guard,
         owner=owner,
         fields=key or primary_key,
         link="" if key else parent_path(guard.model, owner),
         primary_key=primary_key,
-        key_tables=key_tables,
+        is_joined=is_joined,
         columns=tracked_columns(guard, table),
         historical=historical,
         counted=counted and not historical and primary_key is not None,

@@ -27,8 +27,6 @@ from .tables import TrackedTable, folded_column, tracked_tables
 
 #: Changed rows that are in memory at a time.
 PIECE = 10_000
-#: Of MySQL and MariaDB, for a SELECT beyond ``max_join_size``, which holds for no UPDATE.
-_TOO_BIG = (1104,)
 
 
 def connect() -> None:
@@ -60,7 +58,7 @@ def _update_returning(execute: Execute, compiler: Any, tables: Sequence[TrackedT
         return run_idle(execute, compiler, (returning_fields,), idle, _unknown)
     counting = discards.counting(used, using)
     with together(connection):
-        joined.lock_rows(compiler, used, partial(discards.selected, compiler))
+        _lock_joined(compiler, used)
         before = discards.lock(compiler, counting)
         more = [field for field in _fields_to_return(used, before) if field not in returning_fields]
         if more and not may_return(connection, compiler.query.model._meta.db_table, more, "update", reads=True):
@@ -142,7 +140,7 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
     connection, using, keys = compiler.connection, compiler.using, None
     table = compiler.query.model._meta.db_table
     changed: int
-    joined.lock_rows(compiler, tables, partial(discards.selected, compiler))
+    _lock_joined(compiler, tables)
     before = discards.lock(compiler, discards.counting(tables, using))
     is_djangos = is_djangos_compiler(compiler)  # another package's may change other rows, or take nothing at its end
     if connection.vendor not in ("postgresql", "sqlite"):
@@ -165,6 +163,14 @@ def _send(compiler: Any, tables: Sequence[TrackedTable], sql: str, parameters: A
         keys = None  # at READ COMMITTED a locking read keeps no other row from coming to match
     add_all(tables, using, lambda tracked: _looked_up(tracked, compiler, keys, before))
     return changed
+
+
+def _lock_joined(compiler: Any, tables: Sequence[TrackedTable]) -> None:
+    """Lock the rows of all tables that the guards' keys are made of, if the UPDATE certainly changes the same rows."""
+    due = [tracked for tracked in tables if tracked.is_joined]
+    if due and selects_the_same_again(compiler.query.where):
+        for tracked in due:
+            joined.lock_rows(compiler, tracked, discards.MOST_ROWS + 1)
 
 
 def _execute(compiler: Any, sql: str, parameters: Any) -> int:
@@ -224,7 +230,7 @@ def _locked(compiler: Any) -> Values | None:
         else:
             keys = list(fresh_rows(chosen.select_for_update()))
     except DatabaseError as error:
-        if not is_denied(error) and error.args[:1] != _TOO_BIG:
+        if not is_denied(error) and error.args[:1] != joined.TOO_BIG:
             raise
         return None
     return keys if len(keys) <= discards.MOST_ROWS else None
@@ -233,7 +239,7 @@ def _locked(compiler: Any) -> Values | None:
 def _are_all_there(compiler: Any, keys: Values) -> bool:
     """Whether each of the locked rows still has one of these primary keys."""
     rows: Any = models.QuerySet(compiler.query.model, using=compiler.using)
-    return len(list(discards.rows_by(rows, "pk", list(map(unwrapped, keys)), "pk"))) == len(keys)
+    return len(list(joined.rows_by(rows, "pk", list(map(unwrapped, keys)), "pk"))) == len(keys)
 
 
 def _looked_up(tracked: TrackedTable, compiler: Any, keys: Values | None, before: Before) -> WrittenRows | None:

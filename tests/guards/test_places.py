@@ -519,6 +519,17 @@ def test_databases_of(monkeypatch):
     assert databases_of(Product) == [alias for alias in connections if alias != "postgresql"]
 
 
+@pytest.mark.parametrize("option", ["service", "read_default_file"])
+def test_databases_may_be_named_by_their_options(monkeypatch, option):
+    """Such as a service of PostgreSQL, or a file of MySQL: neither has a name in the settings."""
+    before = [*connections]
+    for name in ("main", "else"):
+        given = {**connections.settings["default"], "NAME": "", "OPTIONS": {option: name}}
+        monkeypatch.setitem(connections.settings, name, given)
+
+    assert databases_of(Product) == [*before, "main", "else"]
+
+
 def test_databases_of_makes_no_connection(monkeypatch):
     """With replicas each query asks for them, and one of them may have a driver that this host lacks."""
     elsewhere = {**connections.settings["default"], "ENGINE": "missing.backend", "NAME": "elsewhere"}

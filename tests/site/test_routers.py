@@ -9,6 +9,7 @@ from contextvars import ContextVar
 import pytest
 from asgiref.sync import async_to_sync, sync_to_async
 from django.contrib.auth.models import Group
+from django.core.cache import caches
 from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.core.signals import request_started
@@ -18,6 +19,7 @@ from django.test import AsyncClient, Client
 from django.urls import path
 from django.views.generic import DetailView
 
+from bloomguard import aget_or_load, get_or_load
 from bloomguard.apps import log_cold_guards
 from bloomguard.exceptions import StoreError
 from bloomguard.guards import registry, spot_checks
@@ -95,6 +97,32 @@ def wsgi(url, **headers):
 
 def asgi(url, **headers):
     return async_to_sync(AsyncClient().get)(url, headers=headers).status_code
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_each_region_loads_its_own_rows(regions, is_async):
+    """Without a scope nothing but the router tells their values apart, so only those of the filter's are cached."""
+
+    def load(pk):
+        return Product.objects.get(pk=pk).name
+
+    def get(pk):
+        if is_async:
+            return async_to_sync(aget_or_load)("product", pk, sync_to_async(load))
+        return get_or_load("product", pk, load)
+
+    caches["default"].clear()
+    Product.objects.create(pk=8, name="here")
+    Product.objects.using("postgresql").filter(pk=8).update(name="there")
+    found = []
+    for alias in ("default", "postgresql", "default"):
+        request_of_thread.alias = alias
+        try:
+            found.append(get(8))
+        finally:
+            del request_of_thread.alias
+
+    assert found == ["here", "there", "here"]
 
 
 @pytest.mark.parametrize("get", [wsgi, asgi])

@@ -20,7 +20,7 @@ from bloomguard.guards import Guard
 from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as states
 from bloomguard.state.verdicts import Verdict
-from bloomguard.writes import discards, observer
+from bloomguard.writes import discards, joined, observer
 from bloomguard.writes.adding import adding
 from bloomguard.writes.observer import TransactionObserver
 from tests.conftest import forget
@@ -821,7 +821,7 @@ def test_unique_keys_of_raw_sql_are_discarded(made, lookup, values):
 @on_one_database
 def test_rows_are_read_again_in_parts(articles, monkeypatch):
     """What an UPDATE leaves alive is found again in every part, so that none of it counts as gone."""
-    monkeypatch.setattr(discards, "_PARAMETERS", 2)
+    monkeypatch.setattr(joined, "_PARAMETERS", 2)
 
     Article.objects.filter(slug__in="abc").update(deleted=False)
 

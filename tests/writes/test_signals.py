@@ -209,20 +209,6 @@ def test_a_parents_save_counts_for_its_children(build_all, each_database, clock)
         assert known("bundle", "new", "other") == [True, False]
 
 
-def test_a_parents_save_counts_for_composites_of_both(build_all, clock):
-    """So does a guard by columns of parent and child together; what is read is the child's own row."""
-    with registered(Bundle, name="bundle", lookup=("name", "size"), sync="signals") as guard:
-        bundle = Bundle.objects.create(name="old", size=3)
-        Rebuild(guard, sleep=clock.sleep).run()
-
-        parent = Product.objects.get(pk=bundle.pk)
-        parent.name = "new"
-        parent.save()
-        Product.objects.create(name="no bundle")
-
-        assert known("bundle", ("new", 3), ("new", 2)) == [True, False]
-
-
 def test_a_fixture_is_known(build_all, tmp_path):
     """``loaddata`` saves raw; its rows are known."""
     build_all("product")

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from .tokens import ANEW, MARK, NAME, TEXT, UNKNOWN, WORD, Token, Tokens, bare, routine, tokens
 from .words import (
     BEFORE_KIND,
+    BEFORE_NEW,
     BEFORE_TABLE,
     EXTENSIONS,
     KEEPING,
@@ -303,7 +304,7 @@ class Statement(Tokens):
     def _alteration(self, table: str, action: Sequence[Token]) -> None:
         """Read one action of an ALTER TABLE."""
         first = action[0].value if action[0].kind == WORD else ""
-        names = [bare(token.value) for token in action if token.kind != MARK or token.value == UNKNOWN]
+        names = [bare(token.value) for at, token in enumerate(action) if token.kind != MARK or _is_name(action, at)]
         if first == "alter" and not KEEPING_COLUMN.isdisjoint(pairwise(names[2:5])):  # COLUMN may be left out
             return
         if first in ("add", "alter", "change", "modify"):
@@ -346,9 +347,8 @@ class Statement(Tokens):
     # -- other statements
 
     def attach(self, at: int) -> None:
-        """Read an ATTACH of SQLite from the word after it: the file may have triggers."""
+        """Read an ATTACH of SQLite: the file may have triggers."""
         self.effects.add(DEFINE)
-        self.calls(at)
 
     def call(self, at: int) -> None:
         """Read a CALL from the word after it."""
@@ -371,6 +371,11 @@ class Statement(Tokens):
         """Read a PRAGMA: no other one changes what a table has. SQLite ignores those that it does not know."""
         if any(value in ("writable_schema", "schema_version") for _, value in self.found[at:]):
             self.effects.add(ANYTHING)
+
+
+def _is_name(action: Sequence[Token], at: int) -> bool:
+    """Whether a placeholder stands for a name, and not for a value, as that of an option."""
+    return action[at].value == UNKNOWN and at > 0 and action[at - 1].value in BEFORE_NEW
 
 
 _SPECIAL = {

@@ -228,6 +228,7 @@ class Tokens:
         They end before a word of ``until`` outside brackets, a semicolon, or the end of the bracket around them.
         """
         found, depth, start = list[str](), 0, at
+        before = _BEFORE_NAME - {"to"} if self.has("portion") else _BEFORE_NAME
         while at < len(self.found):
             kind, value = self.found[at]
             if depth == 0 and ((kind == WORD and value in until) or (kind, value) == (MARK, ";")):
@@ -237,7 +238,7 @@ class Tokens:
             elif self.mark(at - 1) == ".":
                 found.append(UNKNOWN)
             elif value == UNKNOWN:
-                if at == start or self.mark(at - 1) == "," or self.word(at - 1) in _BEFORE_NAME:
+                if at == start or self.mark(at - 1) == "," or self.word(at - 1) in before:
                     found.append(UNKNOWN)
             elif value in ("(", ")"):
                 depth += 1 if value == "(" else -1

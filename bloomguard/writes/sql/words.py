@@ -53,6 +53,8 @@ BEFORE_KIND = _words("""
 RELATIONS = _words("index sequence table view")
 #: First words of the actions of ALTER TABLE that keep all rows and values.
 KEEPING = _words("algorithm detach disable drop enable lock owner validate")
+#: Words of an ALTER TABLE before the name of another table, or a new name.
+BEFORE_NEW = _words("column index inherit partition table to")
 #: The two words after the column of an ALTER COLUMN that keeps all values.
 KEEPING_COLUMN = {(verb, what) for verb in ("drop", "set") for what in ("default", "not")}
 #: Words between INTO and a table, or between INSERT or REPLACE and a table, where INTO may be left out.

@@ -218,7 +218,7 @@ def test_a_temporary_trigger_fences(built, sql):
         Article.objects.create(slug="new")
     finally:
         execute("DROP TRIGGER raw_temporary")
-        consequences.definitions.apart.clear()
+        consequences.definitions.beyond_catalogue.clear()
 
     assert Product.objects.filter(pk=7).exists()
     assert registry["product"].verdict(7) is not Verdict.ABSENT
@@ -270,11 +270,14 @@ def test_a_function_named_like_one_of_sql_fences(each_database, built, clock, na
 def test_a_read_does_not_fence_while_the_catalogue_cannot_be_read(built, monkeypatch):
     """It may be locked for a moment; but the text is not trusted from then on."""
     consequences.definitions.changed(connections[database.current])
-    monkeypatch.setattr(consequences, "load", mock.Mock(side_effect=DatabaseError))
+    load = mock.Mock(side_effect=DatabaseError)
+    monkeypatch.setattr(consequences, "load", load)
     sql = "SELECT COUNT(*) FROM shop_product WHERE id = %s"
-    execute(sql, [1])
+    for number in range(3):
+        execute(sql, [number])
 
     assert status("product") == ARMED
+    assert load.call_count == 1  # each other read would wait for its time limit, too
     assert sql not in consequences.current_cache(database.current).texts
 
 

@@ -77,8 +77,8 @@ def test_another_way_to_the_guards_database_fences(same):
     assert status("product") == FENCED
 
 
-def test_another_database_fences_nothing(other, read):
-    """But for one of the same server on MariaDB. What both databases are is read once, not for each statement."""
+def test_another_database_fences_nothing_but_on_a_server_that_writes_all_of_its_own(other, read):
+    """As MariaDB's does. What both databases are is read once, not for each statement."""
     for _ in range(3):
         send("second")
 
@@ -197,7 +197,7 @@ def test_what_an_attached_file_does_by_itself_fences(other, build, action, write
             cursor.execute(write)
         after = status("article")
     finally:
-        consequences.definitions.apart.clear()
+        consequences.definitions.beyond_catalogue.clear()
         run("DROP TABLE IF EXISTS raw_child; DROP TABLE raw_parent")
 
     assert after == FENCED

@@ -344,6 +344,21 @@ def test_what_sqlite_may_do_to_its_schema_may_be_anything(sql):
     assert sqltext.ANYTHING in sqltext.read(sql, "sqlite").effects
 
 
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "ALTER SEQUENCE other_id_seq RESTART WITH %s",
+        "ALTER TABLE other AUTO_INCREMENT = %s",
+        "ALTER TABLE other ALTER COLUMN a SET DEFAULT %s",
+        "DELETE FROM other FOR PORTION OF p FROM %s TO %s",
+    ],
+)
+def test_a_placeholder_for_a_value_is_no_name(sql):
+    """Definitions of other tables, and deletes from them, may have some."""
+    for vendor in ("postgresql", "mysql"):
+        assert sqltext.ANYTHING not in sqltext.read(sql, vendor).effects
+
+
 @pytest.mark.parametrize("vendor", ["postgresql", "sqlite", "mysql", "oracle", ""])
 @pytest.mark.parametrize(
     "sql", ["", "  ", ";", "-- only", "/* only */", "( ( SELECT 1 ) )", "COMMIT", "SAVEPOINT a; RELEASE a"]
