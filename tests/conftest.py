@@ -29,6 +29,7 @@ from bloomguard.routes import table as routes
 from bloomguard.state import table as state
 from bloomguard.state.connection import StateConnection
 from bloomguard.stores import disk, stores
+from bloomguard.writes import isolation
 from tests.support import database, flush, servers
 from tests.support.patience import be_patient
 from tests.support.processes import Watch, end, spawn
@@ -256,6 +257,7 @@ def forget() -> None:
     stores.reset()
     state.table.forget()
     schemas.forget()
+    isolation._changed.clear()  # other tests set levels
     strayed.databases = {alias: first for alias, first in strayed.databases.items() if first is not None}
     for guard in registry:
         guard._runtime.active_filter.forget()

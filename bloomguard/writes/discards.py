@@ -126,7 +126,7 @@ def _lock(compiler: Any, tracked: TrackedTable, chosen: Iterable[Any]) -> Alive:
         return Alive()
     guard = tracked.guard
     # Without scopes, rebuilds read one database only: rows of another one are not discarded.
-    at_home = guard.scope == DATABASE or compiler.using == guard._meta.database
+    at_home = guard.scope == DATABASE or compiler.using == guard._meta.place.home
     if compiler.connection.vendor == "sqlite":
         lock_file(compiler.connection, compiler.query.get_meta().db_table)  # it has no row locks
     # On SQLite no other connection can change the state rows now.

@@ -16,7 +16,6 @@ from bloomguard.rebuild import Rebuild
 from bloomguard.state import table as state
 from bloomguard.state.row import ARMED, FENCED
 from bloomguard.state.verdicts import Verdict
-from bloomguard.writes import isolation
 from tests.support import database
 from tests.support.guarding import registered
 from tests.support.roles import as_role
@@ -54,8 +53,7 @@ class Essay(Paper):
 
 
 @pytest.fixture
-def tables(each_database, fresh, monkeypatch):
-    monkeypatch.setattr(isolation, "_changed", set())  # other tests set levels
+def tables(each_database, fresh):
     connection = connections[database.current]
     with connection.schema_editor() as editor:
         editor.create_model(Paper)

@@ -11,7 +11,6 @@ from django.db.models.sql.compiler import SQLCompiler, SQLInsertCompiler, SQLUpd
 from bloomguard.guards import registry
 from bloomguard.rebuild import Rebuild
 from bloomguard.state.verdicts import Verdict
-from bloomguard.writes import isolation
 from tests.shop.models import Article, Bundle, Place, Product
 from tests.support import database
 from tests.support.guarding import registered
@@ -60,7 +59,6 @@ def like_cacheops(patch, kept):
 @pytest.fixture(params=[like_cachalot, like_cacheops])
 def cached(request, each_database, fresh, clock, monkeypatch):
     """From now on, queries get what the first one of their kind got."""
-    monkeypatch.setattr(isolation, "_changed", set())  # other tests set levels
     kept = {}
     request.param(monkeypatch, kept)
     return kept
