@@ -114,7 +114,7 @@ class _GuardedCall:
                 context.note_avoided(guard)  # the middleware counts the request
             else:
                 blocked(guard, context.request)
-            raise Http404(in_language(NO_ROW) % guard.model._meta.object_name)
+            raise _http404(guard)
         return self.view(*args, **kwargs)
 
     async def aanswer(self, question: _Question, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -125,7 +125,7 @@ class _GuardedCall:
                 context.note_avoided(guard)
             else:
                 await ablocked(guard, context.request)
-            raise Http404(in_language(NO_ROW) % guard.model._meta.object_name)
+            raise _http404(guard)
         return await self.view(*args, **kwargs)
 
 
@@ -133,6 +133,10 @@ def _may_answer(question: _Question, kwargs: dict[str, Any]) -> bool:
     """Return whether a 404 is what the view would answer for an absent row, and the guard applies to the request."""
     context, guard, value = question
     return not may_raise(guard, value, kwargs.values()) and context.applies(guard)
+
+
+def _http404(guard: Guard) -> Http404:
+    return Http404(in_language(NO_ROW) % guard.model._meta.object_name)
 
 
 def _place_of_request(view: Callable[..., Any]) -> int:

@@ -57,7 +57,8 @@ _MEANT = (
     "FROM unnest(%s::text[]) WITH ORDINALITY AS asked (name, number) ORDER BY number"
 )
 
-#: What a database of PostgreSQL keeps, by every alias, through every pooler and after each failover, and a clone too.
+#: What tells databases apart. PostgreSQL's values are the same by every alias, through every pooler, after each
+#: failover, and in a clone.
 _LASTING = {
     "postgresql": "SELECT system_identifier::text, oid::text FROM pg_control_system(), pg_database "
     "WHERE datname = current_database()",

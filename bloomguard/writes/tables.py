@@ -117,7 +117,17 @@ def track(guard: Guard, model: type[Model], table: str) -> TrackedTable:
     own = [field for field in model._meta.concrete_fields if _table(field) == table]
     if isinstance(guard, UnknownGuard):  # any column may be one of its key, also if only this model of the table has it
         columns = frozenset(map(folded_column, own))
-        return TrackedTable(guard, None, None, "pk", None, False, columns, historical, False)
+        return TrackedTable(
+            guard=guard,
+            owner=None,
+            fields=None,
+            link="pk",
+            primary_key=None,
+            is_joined=False,
+            columns=columns,
+            historical=historical,
+            counted=False,
+        )
     owner = next(each for each in with_parents(guard.model) if each._meta.db_table == table)
     primary_key = same_fields(owner._meta.pk_fields, own)
     key, counted, is_joined = None, False, False

@@ -79,3 +79,16 @@ def test_a_row_that_is_found_by_none_of_its_keys_is_not_lost(imported, clock, mo
         there = list(guard._meta.rows().values_list(lookup, flat=True))
         assert len(there) >= 2
         assert Verdict.ABSENT not in map(guard.verdict, there)
+
+
+def test_a_row_that_outlives_its_delete_keeps_its_key(imported, clock):
+    """A trigger may keep it: it is there before and after, but found by no key after."""
+    with connections["default"].cursor() as cursor:
+        cursor.execute("CREATE TRIGGER raw_keeps BEFORE DELETE ON raw_import BEGIN SELECT RAISE(IGNORE); END")
+    with registered(Import, name="import", lookup="text", filter="cuckoo") as guard:
+        Rebuild(guard, sleep=clock.sleep).run()
+
+        Import.objects.filter(text="one")._raw_delete("default")
+
+        assert Import.objects.filter(text="one").exists()
+        assert guard.verdict("one") is Verdict.MAYBE
